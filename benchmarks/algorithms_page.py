@@ -10,7 +10,6 @@ from bridle.recipes.learning.tree import TREE, enumerated
 
 
 def page(found: Sequence[Compared], settings: GradientSettings) -> str:
-    """Return the published page as Markdown."""
     sessions = len(enumerated().starts)
     lines = [
         "# Algorithms beside the exact gradient",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bridle.bench.shell_policy import SHELLS, text_of, tool_names
+from bridle.bench.shell_policy import SHELLS
 from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.adapters.base import Access, Adapter, LaunchPlan
 from bridle.harnesses.adapters.claude_code import ClaudeCode
@@ -20,6 +20,7 @@ from bridle.harnesses.adapters.opencode import OpenCode
 from bridle.harnesses.adapters.qwen_code import QwenCode
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
+from bridle.recipes.reproduce.editing import text_of, tool_names
 
 TASKS: Final = ("Count the words of the first list.", "Count the words of the second list.")
 SUMMARY: Final = (

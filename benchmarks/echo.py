@@ -95,8 +95,6 @@ def _answer(body: bytes, kind: bytes) -> bytes:
 
 
 class _Connection(Upstream):
-    """One connection."""
-
     def __init__(self, engine: _Engine) -> None:
         self._engine = engine
 

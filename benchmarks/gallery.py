@@ -241,7 +241,6 @@ class Story:
         open_: bool = False,
         reason: str | None = "the engine refused the connection",
     ) -> str:
-        """Record one call and return its id."""
         call_id, started = new_id("call"), self.clock
         wait, length = 0.1 + self.rng.random(), _TURN_S * (0.4 + self.rng.random())
         self.clock += length + 0.3

@@ -107,7 +107,6 @@ class PlayedFamily:
         tools: Sequence[Mapping[str, Any]],
         message: Mapping[str, Any],
     ) -> str:
-        """Return the reply as the template writes it, without its end tokens."""
         # The rendering of a long history by itself shows the same reply.
         asked = next((n for n, one in enumerate(messages) if one["role"] == "user"), 0)
         history = [*messages[: asked + 1]]

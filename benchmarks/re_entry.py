@@ -99,8 +99,6 @@ class Cell:
 
 @dataclass(slots=True)
 class Report:
-    """All cells."""
-
     seed: int
     cells: list[Cell] = field(default_factory=list)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from bridle.bench.shell_policy import SHELLS, SUBMIT, text_of, tool_names
+from bridle.bench.shell_policy import SHELLS, SUBMIT
 from bridle.engine.scripted import (
     Cut,
     Fault,
@@ -28,10 +28,10 @@ from bridle.engine.scripted import (
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, Scores
 from bridle.harnesses.verifiers.function import with_local_workspace
+from bridle.recipes.reproduce.editing import text_of, tool_names
 
 _TASK: Final = re.compile(r"Take the (\d+) numbered steps of the (\w+) with the seed (\d+)")
 _RUNNING: Final = re.compile(r"running with session ID (\d+)")
-_BACKGROUND: Final = re.compile(r"background with ID: (\w+)")
 _SEVERAL: Final = (1, 1, 1, 2, 2, 3)
 """The numbers of commands that a turn draws from."""
 

@@ -20,6 +20,7 @@ from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, RegexAnswer, Scores
 from bridle.harnesses.verifiers.delivery import scores_in, whole_scores
 from bridle.harnesses.verifiers.function import with_local_workspace
+from bridle.recipes.reproduce.editing import text_of, tool_names
 
 PARALLEL: Final = 2
 """Number of commands per turn."""
@@ -133,19 +134,8 @@ def _call(shell: str, command: str) -> ScriptedCall:
     return ScriptedCall(shell, json.dumps(SHELLS[shell](command), separators=(",", ":")))
 
 
-def tool_names(request: ScriptedRequest) -> set[str]:
-    """Return the names of the tools that a request offers."""
-    return {tool["function"]["name"] for tool in request.tools}
-
-
 def _says(text: str, line: str) -> bool:
     return re.search(rf"\b{line}\b", text) is not None
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, or the JSON of its parts."""
-    content = message.get("content")
-    return content if isinstance(content, str) else json.dumps(content)
 
 
 def _lines(path: Path) -> list[str]:

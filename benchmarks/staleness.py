@@ -275,7 +275,6 @@ def _sessions(
 def _turn(
     sampler: nn.Module, sessions: Sequence[_Session], version: int, rng: np.random.Generator
 ) -> None:
-    """Sample the next turn of sessions."""
     at_turn: dict[int, list[_Session]] = {}
     for session in sessions:
         at_turn.setdefault(len(session.right), []).append(session)

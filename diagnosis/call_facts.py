@@ -113,7 +113,6 @@ class CallFacts:
 
 
 def count_calls(connection: Connection, wanted: SessionFilter) -> CallFacts:
-    """Return the counts of the calls of the sessions that match."""
     stored = connection.execute(_sums(wanted)).one()
     of_live = [] if stored.summed == stored.sessions else _live_sessions(connection, wanted)
     rows = total_rows(sessions.c.id.in_(of_live)).subquery()

@@ -144,7 +144,6 @@ class _SessionFacts:
         return matching(self._wanted, query)
 
     def outcomes(self) -> dict[str, int]:
-        """Return the number of sessions by outcome."""
         outcome = case((sessions.c.sealed_at.is_(None), "open"), else_=sessions.c.outcome)
         named = matching(self._wanted, select(outcome.label("name"))).subquery()
         query = select(named.c.name, func.count()).group_by(named.c.name)
@@ -159,7 +158,6 @@ class _SessionFacts:
         return self._counted(self._sealed.where(~scored, self._with_calls))
 
     def with_findings(self) -> dict[tuple[str, str], Counted]:
-        """Return the sessions with a finding, by its name and mode."""
         chosen = matching(self._wanted, select(sessions.c.id))
         found = select(rewards.c.name, rewards.c.mode).distinct().order_by(rewards.c.name)
         finding = rewards.c.kind == RewardKind.FINDING

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridle.errors import BridleError
+from bridle.reconstruct.evaluation import wilson
 
-_Z: Final = 1.96
-"""Quantile of the normal distribution for a 95% interval."""
 BATCH: Final = 4
 """Re-entries at one turn at a time."""
 LEAST_LOSS: Final = 0.3
@@ -105,18 +104,7 @@ Enter = Callable[[int, int], Sequence[Tried]]
 """A function that re-enters after so many turns, so many times."""
 
 
-def wilson(successes: int, samples: int) -> tuple[float, float]:
-    """Return the 95% interval of a chance of which ``samples`` were drawn."""
-    if not samples:
-        return 0.0, 1.0
-    share, square = successes / samples, _Z * _Z / samples
-    middle = share + square / 2
-    half = _Z * math.sqrt(share * (1 - share) / samples + square / (4 * samples))
-    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
-
-
 def loss_interval(before: Value, after: Value) -> tuple[float, float]:
-    """Return the 95% interval of the loss from one value to another."""
     (low, high), (after_low, after_high) = before.interval, after.interval
     loss = before.chance - after.chance
     down = math.hypot(before.chance - low, after_high - after.chance)

@@ -53,7 +53,6 @@ def _chosen(request: ScriptedRequest) -> Mapping[str, Any] | None:
 
 
 def _arguments(tool: Mapping[str, Any], asked: str) -> dict[str, Any]:
-    """Return a value for each required parameter of the tool."""
     schema = tool.get("parameters") or {}
     properties = schema.get("properties") or {}
     names = schema.get("required") or list(properties)[:1]

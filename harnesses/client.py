@@ -188,16 +188,8 @@ class Client:
         return _read(reply, dict[str, str])["verifier_key"]
 
     async def private_files(self) -> list[Path]:
-        """Return the files of the proxy's machine that no session may see.
-
-        Return none if the proxy is too old to name them.
-        """
-        try:
-            reply = await self._send("GET", "/private-files")
-        except ControlError as error:
-            if error.status == 404:
-                return []
-            raise
+        """Return the files of the proxy's machine that no session may see."""
+        reply = await self._send("GET", "/private-files")
         return [Path(path) for path in _read(reply, dict[str, list[str]])["paths"]]
 
     async def reward(

@@ -58,8 +58,6 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding of a guard."""
-
     name: str
     """The name of the guard: ``git_history``, ``test_edits``, ``network`` or ``reward_files``."""
     turns: tuple[int, ...]

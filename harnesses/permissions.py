@@ -66,6 +66,5 @@ def shown_paths() -> tuple[str, ...]:
 
 
 def names_in(variable: str, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Return the names that a variable of ``environment`` lists."""
     listed = environment.get(variable, "").split(",")
     return frozenset(name.strip() for name in listed if name.strip())

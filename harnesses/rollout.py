@@ -160,14 +160,9 @@ class Rollout:
         adapter: Adapter,
         fleet: Fleet,
         settings: RolloutSettings,
-        slots: asyncio.Semaphore | None = None,
         judgements: Counter[str] | None = None,
     ) -> None:
-        """Make a runner.
-
-        ``slots`` may be shared with other rollouts; with ``None`` the rollout makes its own by
-        ``settings.parallel``. ``judgements`` counts those of :class:`Judging`.
-        """
+        """Make a runner. ``judgements`` counts those of :class:`Judging`."""
         self._client = client
         self._adapter = adapter
         self._fleet = fleet
@@ -176,7 +171,7 @@ class Rollout:
         self._judging = Judging(
             client, settings.judgements, Counter() if judgements is None else judgements
         )
-        self._slots = slots or asyncio.Semaphore(fleet.overlap * settings.parallel)
+        self._slots = asyncio.Semaphore(fleet.overlap * settings.parallel)
 
     async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:
         """Return the result of one job, once a slot is free for it.

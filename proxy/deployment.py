@@ -92,7 +92,6 @@ class Deployment:
         self._writer = writer
         self._store = Gates(reader.engine, settings.deployment)
         self._named = {DEFAULT_POLICY: settings.engine_urls, **settings.policies}
-        self._forward = settings.when_store_is_down == "forward"
         self._patience_s = settings.limits.store_patience_s
         self._rows = Rows(0, {}, {})
         """The rows as they were read last."""
@@ -136,7 +135,7 @@ class Deployment:
         Raise ``ApiError`` if the store cannot be read.
         """
         ask = partial(self._ask, self._store.is_sealed, self._sealed, session_id)
-        return await self._patiently(ask, instead=False)
+        return await self._patiently(ask)
 
     async def is_named(self, name: str) -> bool:
         """Return whether a session has the name, wherever it was made.
@@ -161,23 +160,18 @@ class Deployment:
 
     async def _read_for_a_call(self) -> None:
         self._used_at = time.monotonic()
-        await self._patiently(self._read, instead=None)
-        if self._forward:
-            self._set_fresh(time.monotonic())
+        await self._patiently(self._read)
 
-    async def _patiently(self, read: Callable[[], Awaitable[Result]], instead: Result) -> Result:
+    async def _patiently(self, read: Callable[[], Awaitable[Result]]) -> Result:
         """Return the result of ``read``.
 
-        A store that is away is tried again for as long as a record would wait for it. If calls are
-        forwarded without a store, return ``instead``.
+        A store that is away is tried again for as long as a record would wait for it.
         """
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
                 return await read()
             except StoreUnavailable as error:
-                if self._forward:
-                    return instead
                 if time.monotonic() > deadline:
                     raise store_unavailable() from error
             await asyncio.sleep(_RETRY_S)
@@ -207,7 +201,7 @@ class Deployment:
         Raise ``ApiError`` if the store cannot be read.
         """
         if self._resting:
-            await self._patiently(self._read_at_rest, instead=None)
+            await self._patiently(self._read_at_rest)
 
     async def _read_at_rest(self) -> None:
         async with self._reading:
@@ -374,7 +368,6 @@ class Deployment:
         await self._others(revision, lambda member: url not in member.report["retiring"])
 
     async def state(self) -> GateState:
-        """Return the state of the gates."""
         await self.learn()
         gates = {name: pool.gate for name, pool in self._pools.items()}
         default = gates[DEFAULT_POLICY]
@@ -396,7 +389,7 @@ class Deployment:
         self._used_at = time.monotonic()
         revision = await self._in_store(change)
         deadline = time.monotonic() + FRESH_S
-        await self._patiently(self._read, instead=None)
+        await self._patiently(self._read)
         await self._others(revision, lambda _: True, deadline)
         return revision
 

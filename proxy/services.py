@@ -79,7 +79,6 @@ class Services:
 
     @property
     def engines(self) -> EnginePool:
-        """The engines of the default policy."""
         return self.models.policies[DEFAULT_POLICY]
 
     @classmethod
@@ -142,7 +141,6 @@ class Services:
                 memory,
                 metrics,
                 [call_warnings.observe, *([] if tracing is None else [tracing.observe])],
-                forward=settings.when_store_is_down == "forward",
                 vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
             ),
             templates={pool: PoolTemplate(pool, continuer) for pool in models.pools()},

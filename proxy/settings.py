@@ -184,8 +184,6 @@ class ProxyConfig:
 
     model: str | None = None
     """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""
-    model_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Client's model name -> served model name, before ``model`` applies."""
     other_models: Mapping[str, OtherModel] = field(default_factory=dict)
     """Models other than the policies, by the model name in the client's request or by a pattern of
     names such as ``*-haiku-*``."""
@@ -227,9 +225,6 @@ class ProxyConfig:
     stream_upstream: bool = False
     """Stream replies from the engine even if the client does not stream. Partial replies
     are then kept, and every token has its policy version, at about a third of the speed."""
-    when_store_is_down: Literal["fail", "forward"] = "fail"
-    """The handling of a call that cannot be recorded. ``fail`` refuses it; ``forward`` replies
-    without a record and counts it in ``bridle_unrecorded_calls_total``."""
     public_url: str | None = None
     """The proxy's URL for clients, used in the base URLs of sessions; ``None`` takes the request's
     Host."""

@@ -127,14 +127,11 @@ def token_account(
     return replace(account, fates={fate: tokens for fate, tokens in fates.items() if tokens})
 
 
-def account_of_sessions(
-    reader: Reader, ids: Sequence[str], rules: SampleRules | None = None
-) -> TokenAccount:
-    """Return the account of the sessions with these ids."""
+def account_of_sessions(reader: Reader, ids: Sequence[str]) -> TokenAccount:
     total = TokenAccount(0, {}, frozenset())
     for start in range(0, len(ids), _AT_ONCE):
         some = SessionFilter(sessions=ids[start : start + _AT_ONCE])
-        total += token_account(reader, some, rules)
+        total += token_account(reader, some)
     return total
 
 

@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One contradiction."""
-
     session_id: str
     rule: str
     """A stable snake_case word."""

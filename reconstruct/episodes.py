@@ -58,11 +58,8 @@ def broken_episode(session: LoadedSession) -> Episode:
 
 
 def episodes(
-    reader: Reader,
-    rules: SampleRules = DEFAULT_RULES,
-    builder: str = "tree",
-    **filters: Any,
+    reader: Reader, rules: SampleRules = DEFAULT_RULES, **filters: Any
 ) -> Iterator[Episode]:
     """Yield the episodes of all sessions that match ``filters`` (those of ``Reader.sessions``)."""
     for session in LoadedSession.stream(reader, reader.sessions(**filters)):
-        yield episode_of(session, rules, builder)
+        yield episode_of(session, rules)

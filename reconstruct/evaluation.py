@@ -132,8 +132,10 @@ def over_tasks(values: Sequence[float]) -> Estimate:
 def wilson(successes: float, trials: int, z: float = _Z) -> tuple[float, float]:
     """Return the interval of a share (Wilson, 1927), by default of 95%.
 
-    It contains the share and lies within [0, 1].
+    It contains the share and lies within [0, 1]. Without a trial, it is all of that.
     """
+    if not trials:
+        return 0.0, 1.0
     share, spread = successes / trials, z * z / trials
     middle = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))

@@ -90,7 +90,6 @@ def part_scores(rewards: Iterable[Reward]) -> list[Reward]:
 
 
 def findings_in(rewards: Iterable[Reward]) -> list[Reward]:
-    """Return the findings among ``rewards``."""
     return [one for one in rewards if one.is_finding]
 
 

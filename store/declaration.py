@@ -113,7 +113,6 @@ def stored(*owners: type) -> tuple[Stored, ...]:
 
 
 def is_word(kind: Any) -> bool:
-    """Return whether a type is an enumeration of words."""
     return isinstance(kind, type) and issubclass(kind, StrEnum)
 
 

@@ -629,8 +629,6 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One start of a run."""
-
     run_id: str
     number: int
     """The number of the attempt, from 1."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -157,13 +157,6 @@ class AdvantageConfig:
     """The sources of rewards that count: ``verifier``, ``scorer`` (the run's scorers, whose rewards
     also count where ``reward_weights`` names them), and ``operator`` (the admin key and ``bridle
     reward``)."""
-    MOVED: ClassVar[Mapping[str, str]] = {
-        "discount": "options.gigpo.discount or options.turn_returns.discount",
-        "step_weight": "options.gigpo.step_weight",
-        "running_decay": "options.spiral.decay",
-        "gate": "options.gated.gate",
-    }
-    """The present names of settings that had others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def algorithms(
     chosen = [one for one in METHODS if not method or one.name in method]
 
     def report(line: str) -> None:
-        err.print(line, highlight=False)
+        err.print(line)
 
     found = bench_gradients(settings, chosen, report)
     if markdown is not None:
@@ -52,4 +52,4 @@ def algorithms(
             f"{point} cosine {each.cosine:.3f} bias {each.bias:.2f} variance {each.variance:.2f}"
             for point, each in one.figures.items()
         )
-        out.print(f"{one.method.name}: {figures or one.method.not_compared}", highlight=False)
+        out.print(f"{one.method.name}: {figures or one.method.not_compared}")

@@ -45,7 +45,7 @@ def collect(
     )
     found = []
     for bound in max_staleness or BOUNDS[collection]:
-        err.print(f"{steps} steps at staleness {bound}", highlight=False)
+        err.print(f"{steps} steps at staleness {bound}")
         found.append(bench_collect(settings, bound))
     if json:
         print_json([figures.as_data() for figures in found])
@@ -55,6 +55,5 @@ def collect(
             f"staleness {figures.max_staleness} (mean {figures.mean_lag:.1f}, at most "
             f"{figures.staleness}): slots {figures.slot_use:.2f} used, {figures.useful:.2f} "
             f"useful; of the least trained decile of durations {min(figures.deciles):.2f}; "
-            f"{figures.seconds_per_step:.2f} s a step",
-            highlight=False,
+            f"{figures.seconds_per_step:.2f} s a step"
         )

@@ -40,7 +40,7 @@ def harnesses(
             turns=turns,
             sessions=sessions,
             keep=keep,
-            progress=lambda name, mode: err.print(f"{name} {mode}", highlight=False),
+            progress=lambda name, mode: err.print(f"{name} {mode}"),
         )
     )
     text = markdown(report)
@@ -49,9 +49,9 @@ def harnesses(
     if json:
         print_json(report.as_data())
     else:
-        out.print(text, highlight=False, soft_wrap=True)
+        out.print(text)
     failures = report.failures()
     for failure in failures:
-        err.print(failure, highlight=False, soft_wrap=True)
+        err.print(failure)
     if failures:
         raise typer.Exit(1)

@@ -80,13 +80,12 @@ def learning(
     for one in found:
         reached = "not reached" if one.sessions is None else f"{one.sessions:.0f} sessions"
         ratio = "" if one.ratio is None else f", {one.ratio:.2f} of the first's"
-        out.print(f"{one.scenario}: {one.name}: {reached}{ratio}", highlight=False)
+        out.print(f"{one.scenario}: {one.name}: {reached}{ratio}")
     for each in results:
         expected, ratio = each.expectation, "none" if each.ratio is None else f"{each.ratio:.2f}"
         out.print(
             f"{'met' if each.met else 'missed'}: {expected.method} in {expected.scenario}: "
-            f"{expected.bound} of {expected.against}'s sessions, measured {ratio}",
-            highlight=False,
+            f"{expected.bound} of {expected.against}'s sessions, measured {ratio}"
         )
 
 
@@ -98,7 +97,7 @@ def _known(kind: str, chosen: Sequence[str] | None, known: Sequence[str]) -> Non
 
 
 def _report(line: str) -> None:
-    err.print(line, highlight=False)
+    err.print(line)
 
 
 def _by_rule(

@@ -51,7 +51,7 @@ def matrix(
     def progress(made: Matrix, name: str, harness: str) -> None:
         cell = made.cells[name][harness]
         state = "refused" if cell.refused else "; ".join(cell.failures) or "whole"
-        err.print(f"{name} {harness}: {state}", highlight=False, soft_wrap=True, markup=False)
+        err.print(f"{name} {harness}: {state}")
         if resume is not None:
             made.write(resume)
 
@@ -65,6 +65,6 @@ def matrix(
     if json:
         print_json(made.as_data())
     else:
-        out.print(text, highlight=False, soft_wrap=True, markup=False)
+        out.print(text)
     if made.failures():
         raise typer.Exit(1)

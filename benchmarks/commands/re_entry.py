@@ -60,7 +60,7 @@ def re_entry(
 
     def progress(cell: Cell) -> None:
         line = f"{cell.harness} {cell.sandbox} {cell.kind}: {cell.entered} of {cell.recorded}"
-        err.print(line, highlight=False)
+        err.print(line)
 
     report = asyncio.run(
         bench_re_entry(
@@ -77,7 +77,7 @@ def re_entry(
     if json:
         print_json(report.as_data())
     else:
-        out.print(text, highlight=False, soft_wrap=True, markup=False)
+        out.print(text)
     if report.failures():
         raise typer.Exit(1)
 

@@ -80,4 +80,4 @@ def rivals(
     if json:
         print_json(report)
     else:
-        out.print(summary(report), highlight=False, soft_wrap=True, markup=False)
+        out.print(summary(report))

@@ -56,7 +56,7 @@ def staleness(
     )
     runs = []
     for run in bench_staleness(jobs, processes):
-        err.print(f"{_case(run)}, seed {run.seed}: {run.final:.2f}", highlight=False)
+        err.print(f"{_case(run)}, seed {run.seed}: {run.final:.2f}")
         runs.append(run)
     runs.sort(key=lambda run: (run.lag, run.trust_region, run.importance, run.seed))
     if json:
@@ -66,7 +66,7 @@ def staleness(
     for run in runs:
         cases.setdefault(_case(run), []).append(run)
     for case, of in cases.items():
-        out.print(_line(case, of), highlight=False)
+        out.print(_line(case, of))
 
 
 def _case(run: StalenessRun) -> str:

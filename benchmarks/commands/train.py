@@ -90,13 +90,12 @@ def train(
     with bench_policies(settings) as load:
         for each in batches(settings):
             if each.name in wanted:
-                err.print(f"{each.name}: {len(each.items)} samples", highlight=False)
+                err.print(f"{each.name}: {len(each.items)} samples")
                 figures = bench_train(load(each.model), each, settings)
                 found[each.name] = figures
                 err.print(
                     f"{figures.seconds:.2f} s, in rows {figures.rows_seconds:.2f} s; "
-                    f"{figures.peak_mib:.0f} MiB, in rows {figures.rows_peak_mib:.0f} MiB",
-                    highlight=False,
+                    f"{figures.peak_mib:.0f} MiB, in rows {figures.rows_peak_mib:.0f} MiB"
                 )
         if longest:
             alone = measure_longest(load, settings, longest, err.print)
@@ -105,7 +104,7 @@ def train(
         require("trl", "dev", "TRL's trainers are measured beside ours")
         from bridle.bench.train_trl import bench_trl
 
-        err.print("branching, by TRL", highlight=False)
+        err.print("branching, by TRL")
         beside = bench_trl(settings)
     if json:
         data = {name: figures.as_data() for name, figures in found.items()} | alone
@@ -117,16 +116,14 @@ def train(
             f"{figures.tokens_ratio:.1f} times fewer tokens, {figures.step_speedup:.2f} times as "
             f"fast as rows ({figures.seconds:.1f} s), {figures.peak_mib:.0f} MiB "
             f"(rows: {figures.rows_peak_mib:.0f}), gradients within "
-            f"{figures.max_rel_grad_diff:.1e}",
-            highlight=False,
+            f"{figures.max_rel_grad_diff:.1e}"
         )
     for name, values in alone.items():
         shown = ", ".join(f"{key} {value}" for key, value in values.items())
-        out.print(f"{name}: {shown}", highlight=False)
+        out.print(f"{name}: {shown}")
     if beside is not None:
         out.print(
             f"TRL {beside.version}: {beside.step_speedup:.2f} times as fast as its rows "
             f"({beside.rows_seconds:.1f} s), {beside.trees_step_speedup:.2f} times as fast as its "
-            f"trees ({beside.trees_seconds:.1f} s)",
-            highlight=False,
+            f"trees ({beside.trees_seconds:.1f} s)"
         )

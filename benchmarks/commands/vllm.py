@@ -39,11 +39,10 @@ def vllm(
         print_json(report)
         return
     for target, value in report["tokens_per_s"].items():
-        out.print(f"{target:<16} {value:>10,.1f} tokens/s", highlight=False)
+        out.print(f"{target:<16} {value:>10,.1f} tokens/s")
     out.print(
         f"proxied/direct   {report['ratio']:>10.3f}  "
-        f"({report['proxy_cpu_us_per_token']} µs of the proxy's processor per token)",
-        highlight=False,
+        f"({report['proxy_cpu_us_per_token']} µs of the proxy's processor per token)"
     )
     for through, seconds in report.get("publish", {}).get("seconds", {}).items():
         still = report["publish"]["paused_seconds"][through]

@@ -79,7 +79,6 @@ class Arm:
         return own is None or (own / ".installed").exists()
 
     def version(self) -> str:
-        """Return the version of what is installed."""
         from importlib.metadata import version
 
         own = self.own_environment

@@ -118,8 +118,6 @@ def _whole(data: dict[str, Any]) -> bytes:
 
 
 class _Connection(Upstream):
-    """One connection."""
-
     def __init__(self, engine: Engine, gap_s: float) -> None:
         self._engine = engine
         self._gap_s = gap_s

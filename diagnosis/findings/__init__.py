@@ -15,7 +15,6 @@ from bridle.diagnosis.findings import recording, training
 from bridle.diagnosis.findings.collapse import CollapseWatch, collapses_of
 from bridle.diagnosis.findings.finding import Finding, Severity
 from bridle.reconstruct.rewards import CountedRewards
-from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import IMPORTED
 
@@ -24,7 +23,6 @@ __all__ = [
     "Finding",
     "Severity",
     "findings",
-    "findings_of",
     "findings_of_run",
     "findings_of_session",
 ]
@@ -78,14 +76,3 @@ def findings_of_run(reader: Reader, run_id: str, most: int | None = None) -> lis
     """
     run, number = reader.run(run_id), CountedRewards(reader).number
     return findings(read_facts(reader, number, run=run, most=most))
-
-
-def findings_of(reader: Reader, name: str) -> list[Finding]:
-    """Return the findings of the run or the session with this id.
-
-    Raise :class:`bridle.store.errors.NotFound` if there is neither.
-    """
-    try:
-        return findings_of_run(reader, name)
-    except NotFound:
-        return findings_of_session(reader, name)

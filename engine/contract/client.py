@@ -125,10 +125,10 @@ class EngineClient:
         return _prompt_logprobs(*self._scored(token_ids, model))
 
     def score_with_texts(
-        self, token_ids: Sequence[int], *, model: str | None = None
+        self, token_ids: Sequence[int]
     ) -> tuple[NDArray[np.float32], dict[int, str]]:
         """Return what :meth:`score` does, and the engine's text of each id but the first."""
-        reply, ids = self._scored(token_ids, model)
+        reply, ids = self._scored(token_ids, None)
         scores = _prompt_logprobs(reply, ids)
         entries = reply["choices"][0]["prompt_logprobs"]
         texts = {

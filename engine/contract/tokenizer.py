@@ -311,7 +311,6 @@ text."""
 
 
 def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``message`` with the mark at the end of its text."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + _MARK}

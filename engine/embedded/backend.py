@@ -28,8 +28,6 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedSettings:
-    """Settings of the embedded engine."""
-
     device: str = "cpu"
     dtype: str = "float32"
     """``float32``, ``bfloat16`` or ``float16``."""

@@ -61,7 +61,6 @@ class CompletionFold:
         return choice
 
     def write_piece(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        """Return this choice for the chunk of one piece."""
         choice = self._choice(
             _text(piece),
             piece.tokens,

@@ -36,7 +36,6 @@ class Parsers:
 
 
 def choose_parsers(model_dir: Path) -> Parsers:
-    """Return the parsers for the model in ``model_dir``."""
     tokenizer = Tokenizer(model_dir)
     markup = tool_markup(tokenizer)
     written = markup.name if markup else None

@@ -22,8 +22,6 @@ class ProbeFailed(BridleError):
 
 @dataclass(slots=True)
 class ProbeReply:
-    """The reply to a probe."""
-
     prompt_ids: list[int] | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

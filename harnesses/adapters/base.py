@@ -7,6 +7,7 @@ sandbox's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -119,6 +120,33 @@ def session_environment(access: Access, place: Place, **extra: str) -> dict[str,
         **access.session.environment,
         **extra,
     }
+
+
+class ConfiguredHarness(ABC):
+    """An adapter of a program that its :class:`Configuration` connects to a session.
+
+    The answer is what the program prints.
+    """
+
+    @abstractmethod
+    def argv(self, task: Task, access: Access, place: Place) -> tuple[str, ...]:
+        """Return the command line for ``task``."""
+
+    @abstractmethod
+    def configuration(self, access: Access, home: PurePath) -> Configuration:
+        """Return the settings, as :class:`Configurable` describes them."""
+
+    def unattended(self, access: Access, home: PurePath) -> Configuration:
+        """Return the settings of a session that no person watches, whose home is new."""
+        return self.configuration(access, home)
+
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
+        argv, config = self.argv(task, access, place), self.unattended(access, place.home)
+        variables = {"PATH": place.search_path, **config.environment}
+        return LaunchPlan(argv, session_environment(access, place, **variables), config.files)
+
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
+        return finished.stdout.tail.strip()
 
 
 async def text_of(sandbox: Sandbox, path: PurePath) -> str:

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
-from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
+from bridle.harnesses.adapters.base import Access, Configuration, ConfiguredHarness
+from bridle.harnesses.sandboxes.base import Place
 from bridle.harnesses.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class ClaudeCode:
+class ClaudeCode(ConfiguredHarness):
     """``claude -p`` with a configuration directory of its own and nothing but model traffic."""
 
     name: str = "claude-code"
 
-    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        config = self.configuration(access, place.home)
-        return LaunchPlan(
-            argv=(
-                place.programs.node("claude"),
-                "-p",
-                task.prompt,
-                "--dangerously-skip-permissions",
-            ),
-            environment=session_environment(
-                access,
-                place,
-                PATH=place.search_path,
-                **config.environment,
-                IS_SANDBOX="1",
-                # A session's home is new: there is nothing to remember, and its path would stand
-                # before nine tenths of the prompt.
-                CLAUDE_CODE_DISABLE_AUTO_MEMORY="1",
-            ),
-            files=config.files,
-        )
+    def argv(self, task: Task, access: Access, place: Place) -> tuple[str, ...]:
+        program = place.programs.node("claude")
+        return (program, "-p", task.prompt, "--dangerously-skip-permissions")
+
+    def unattended(self, access: Access, home: PurePath) -> Configuration:
+        config = self.configuration(access, home)
+        # A session's home is new: there is nothing to remember, and its path would stand before
+        # nine tenths of the prompt.
+        more = {"IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1"}
+        return replace(config, environment={**config.environment, **more})
 
     def configuration(self, access: Access, home: PurePath) -> Configuration:
         directory = home / ".claude"
@@ -56,6 +45,3 @@ class ClaudeCode:
             },
             {directory / ".claude.json": json.dumps({"hasCompletedOnboarding": True})},
         )
-
-    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
-        return finished.stdout.tail.strip()

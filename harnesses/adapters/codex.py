@@ -6,13 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import (
-    Access,
-    Configuration,
-    LaunchPlan,
-    session_environment,
-    text_of,
-)
+from bridle.harnesses.adapters.base import Access, Configuration, ConfiguredHarness, text_of
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
@@ -20,7 +14,7 @@ _KEY_VARIABLE = "BRIDLE_SESSION_KEY"
 
 
 @dataclass(frozen=True)
-class Codex:
+class Codex(ConfiguredHarness):
     """``codex exec`` with a configuration directory of its own.
 
     The built-in provider does not let its transport be chosen, so the session gets a provider
@@ -30,25 +24,15 @@ class Codex:
     name: str = "codex"
     context_window: int = 131_072
 
-    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        config = self.configuration(access, place.home)
-        return LaunchPlan(
-            argv=(
-                place.programs.node("codex"),
-                "exec",
-                "--dangerously-bypass-approvals-and-sandbox",
-                "--skip-git-repo-check",
-                "--output-last-message",
-                str(place.logs / "answer.txt"),
-                task.prompt,
-            ),
-            environment=session_environment(
-                access,
-                place,
-                PATH=place.search_path,
-                **config.environment,
-            ),
-            files=config.files,
+    def argv(self, task: Task, access: Access, place: Place) -> tuple[str, ...]:
+        return (
+            place.programs.node("codex"),
+            "exec",
+            "--dangerously-bypass-approvals-and-sandbox",
+            "--skip-git-repo-check",
+            "--output-last-message",
+            str(place.logs / "answer.txt"),
+            task.prompt,
         )
 
     def configuration(self, access: Access, home: PurePath) -> Configuration:

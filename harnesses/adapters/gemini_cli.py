@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
-from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
+from bridle.harnesses.adapters.base import Access, Configuration, ConfiguredHarness
+from bridle.harnesses.sandboxes.base import Place
 from bridle.harnesses.tasks.task import Task
 
 _SETTINGS = {
@@ -18,7 +18,7 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
-class GeminiCli:
+class GeminiCli(ConfiguredHarness):
     """``gemini -p`` without confirmations.
 
     The CLI knows its models by name and chooses features by that name, so it requests ``model`` and
@@ -28,18 +28,8 @@ class GeminiCli:
     name: str = "gemini-cli"
     model: str = "gemini-2.5-pro"
 
-    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        config = self.configuration(access, place.home)
-        return LaunchPlan(
-            argv=(place.programs.node("gemini"), "-m", self.model, "-y", "-p", task.prompt),
-            environment=session_environment(
-                access,
-                place,
-                PATH=place.search_path,
-                **config.environment,
-            ),
-            files=config.files,
-        )
+    def argv(self, task: Task, access: Access, place: Place) -> tuple[str, ...]:
+        return (place.programs.node("gemini"), "-m", self.model, "-y", "-p", task.prompt)
 
     def configuration(self, access: Access, home: PurePath) -> Configuration:
         # Without a model of its own it asks one which model to ask.
@@ -53,6 +43,3 @@ class GeminiCli:
             },
             {home / ".gemini/settings.json": json.dumps(settings, indent=2)},
         )
-
-    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
-        return finished.stdout.tail.strip()

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
-from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
+from bridle.harnesses.adapters.base import Access, Configuration, ConfiguredHarness
+from bridle.harnesses.sandboxes.base import Place
 from bridle.harnesses.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class OpenCode:
+class OpenCode(ConfiguredHarness):
     """``opencode run`` with one provider. Its configuration is in the session's home."""
 
     name: str = "opencode"
     context_window: int = 131_072
     max_tokens: int = 8_192
 
-    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        config = self.configuration(access, place.home)
-        return LaunchPlan(
-            argv=(place.programs.node("opencode"), "run", task.prompt),
-            environment=session_environment(
-                access,
-                place,
-                PATH=place.search_path,
-                OPENCODE_PERMISSION=json.dumps({"*": "allow"}),
-                **config.environment,
-            ),
-            files=config.files,
-        )
+    def argv(self, task: Task, access: Access, place: Place) -> tuple[str, ...]:
+        return (place.programs.node("opencode"), "run", task.prompt)
+
+    def unattended(self, access: Access, home: PurePath) -> Configuration:
+        config = self.configuration(access, home)
+        permitted = {"OPENCODE_PERMISSION": json.dumps({"*": "allow"})}
+        return replace(config, environment={**permitted, **config.environment})
 
     def configuration(self, access: Access, home: PurePath) -> Configuration:
         file = home / ".config/opencode/opencode.json"
@@ -39,9 +33,6 @@ class OpenCode:
             {"OPENCODE_CONFIG": str(file), "OPENCODE_DISABLE_AUTOUPDATE": "1"},
             {file: self._config(access)},
         )
-
-    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
-        return finished.stdout.tail.strip()
 
     def _config(self, access: Access) -> str:
         limits = {"context": self.context_window, "output": self.max_tokens}

@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
-from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
+from bridle.harnesses.adapters.base import Access, Configuration, ConfiguredHarness
+from bridle.harnesses.sandboxes.base import Place
 from bridle.harnesses.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Pi:
+class Pi(ConfiguredHarness):
     """``pi -p`` with one provider and one model in its model list."""
 
     name: str = "pi"
@@ -20,23 +20,9 @@ class Pi:
     context_window: int = 131_072
     max_tokens: int = 8_192
 
-    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        config = self.configuration(access, place.home)
-        return LaunchPlan(
-            argv=(
-                place.programs.node("pi"),
-                "--provider",
-                "bridle",
-                "--model",
-                access.model,
-                "-p",
-                task.prompt,
-            ),
-            environment=session_environment(
-                access, place, PATH=place.search_path, **config.environment
-            ),
-            files=config.files,
-        )
+    def argv(self, task: Task, access: Access, place: Place) -> tuple[str, ...]:
+        program = place.programs.node("pi")
+        return (program, "--provider", "bridle", "--model", access.model, "-p", task.prompt)
 
     def configuration(self, access: Access, home: PurePath) -> Configuration:
         directory = home / ".pi/agent"
@@ -48,9 +34,6 @@ class Pi:
                 directory / "settings.json": json.dumps(settings),
             },
         )
-
-    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
-        return finished.stdout.tail.strip()
 
     def _models(self, access: Access) -> str:
         model = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
-from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
+from bridle.harnesses.adapters.base import Access, Configuration, ConfiguredHarness
+from bridle.harnesses.sandboxes.base import Place
 from bridle.harnesses.tasks.task import Task
 
 _SETTINGS = {"security": {"auth": {"selectedType": "openai"}}}
@@ -18,25 +18,20 @@ would come before most of the prompt."""
 
 
 @dataclass(frozen=True)
-class QwenCode:
+class QwenCode(ConfiguredHarness):
     """``qwen -p`` without confirmations."""
 
     name: str = "qwen-code"
 
-    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        config = self.configuration(access, place.home)
-        return LaunchPlan(
-            argv=(place.programs.node("qwen"), "--auth-type", "openai", "-y", "-p", task.prompt),
-            environment=session_environment(
-                access,
-                place,
-                PATH=place.search_path,
-                # Else it starts itself again for a larger heap: a quarter of a short session.
-                QWEN_CODE_NO_RELAUNCH="true",
-                **config.environment,
-            ),
-            files=_settings_file(place.home, **_NO_MEMORY),
-        )
+    def argv(self, task: Task, access: Access, place: Place) -> tuple[str, ...]:
+        program = place.programs.node("qwen")
+        return (program, "--auth-type", "openai", "-y", "-p", task.prompt)
+
+    def unattended(self, access: Access, home: PurePath) -> Configuration:
+        # Else it starts itself again for a larger heap: a quarter of a short session.
+        more = {"QWEN_CODE_NO_RELAUNCH": "true"}
+        environment = {**more, **self.configuration(access, home).environment}
+        return Configuration(environment, _settings_file(home, **_NO_MEMORY))
 
     def configuration(self, access: Access, home: PurePath) -> Configuration:
         return Configuration(
@@ -48,9 +43,6 @@ class QwenCode:
             },
             _settings_file(home),
         )
-
-    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
-        return finished.stdout.tail.strip()
 
 
 def _settings_file(home: PurePath, **more: Any) -> dict[PurePath, str]:

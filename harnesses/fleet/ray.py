@@ -130,7 +130,6 @@ class RayFleet:
 
 
 def _end(running: Any) -> None:
-    """Cancel a Ray task and wait for its end."""
     ray.cancel(running)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.wait([running], timeout=_CANCEL_S)

@@ -49,7 +49,6 @@ class Folder:
         self._user = user
 
     def make(self) -> Self:
-        """Make the directories of the place."""
         for path in (*self._roots(), self._seen_as.parent):
             path.mkdir(parents=True, exist_ok=True)
         if self._user is not None:

@@ -306,7 +306,6 @@ class Zygote:
         fresh: Sequence[str],
         environment: Mapping[str, str],
     ) -> Zygote:
-        """Start a warm process."""
         environment = {**allowed(os.environ), **environment}
         ours, theirs = socket.socketpair()
         with theirs:

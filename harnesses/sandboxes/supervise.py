@@ -27,7 +27,6 @@ def new_mark() -> str:
 
 
 def environment_of(launch: Launch, directory: Path, mark: str | None) -> dict[str, str]:
-    """Return the environment for starting ``launch`` in ``directory``."""
     marked = {} if mark is None else {MARK: mark}
     return {**launch.environment, "PWD": str(directory), **marked}
 

@@ -22,8 +22,6 @@ FAILED = "scorer_failed"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places of a session, at which its rewards may be."""
-
     turns: Sequence[Turn]
     _ids: dict[int, str] = field(init=False, default_factory=dict)
 

@@ -96,15 +96,12 @@ def _score(name: str, by_judge: Mapping[str, float], turn: int | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class _Rubric:
-    """The judgements of one session."""
-
     session: FinishedSession
     ask: Ask
     options: RubricOptions
     question: str
 
     async def outcome(self, judge: str) -> _Verdict | VerifierError:
-        """Return the verdict of ``judge``, or the error for which it has none."""
         try:
             given = await asyncio.gather(
                 *(self._verdict(judge, number) for number in range(self.options.judgements))

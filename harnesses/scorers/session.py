@@ -82,7 +82,6 @@ class FinishedSession:
 
     @property
     def roles(self) -> dict[str | None, tuple[Turn, ...]]:
-        """The turns of each role."""
         names = dict.fromkeys(turn.role for turn in self.turns)
         return {name: tuple(one for one in self.turns if one.role == name) for name in names}
 

@@ -4,8 +4,8 @@ A source of tasks is any iterable of :class:`Task`: a list, a generator, a JSON-
 function of the user's.
 """
 
-from bridle.harnesses.tasks.jsonl import read_tasks, write_tasks
+from bridle.harnesses.tasks.jsonl import read_tasks
 from bridle.harnesses.tasks.sources import tasks_from
 from bridle.harnesses.tasks.task import Task, TaskError
 
-__all__ = ["Task", "TaskError", "read_tasks", "tasks_from", "write_tasks"]
+__all__ = ["Task", "TaskError", "read_tasks", "tasks_from"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -41,13 +41,3 @@ def _task(given: Any) -> Task:
         if name not in _FIELDS:
             raise TaskError(f"a task has no field {name!r}: data for the verifier is its payload")
     return task
-
-
-def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
-    """Write ``tasks`` as JSON lines; return their number."""
-    count = 0
-    with Path(path).open("wb") as out:
-        for task in tasks:
-            out.write(msgspec.json.encode(task) + b"\n")
-            count += 1
-    return count

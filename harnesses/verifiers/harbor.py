@@ -63,8 +63,6 @@ class HarborVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One verification."""
-
     folder: Path
     config: HarborConfig
     step: StepTable | None

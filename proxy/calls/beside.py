@@ -72,9 +72,7 @@ async def record_at_once(
         await services.writer.end_call(ended)
     except StoreUnavailable as error:
         services.metrics.unrecorded.inc()
-        if services.settings.when_store_is_down == "fail":
-            raise store_unavailable() from error
-        return
+        raise store_unavailable() from error
     services.metrics.count_call(begun.dialect, begun.started_at, ended, watch.now())
 
 

@@ -267,9 +267,8 @@ class Call:
             await self._commit(CallStatus.COMPLETE)
         except StoreUnavailable as error:
             self._unrecorded(error)
-            if self._services.settings.when_store_is_down == "fail":
-                await self._send_error(self._error_bytes(store_unavailable()))
-                return
+            await self._send_error(self._error_bytes(store_unavailable()))
+            return
         if self._emitter is None:
             await client.respond(200, last, headers=self._headers)
             return

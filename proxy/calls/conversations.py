@@ -103,7 +103,6 @@ class ConversationRequest:
         await self._client.respond(200, page(added, order))
 
     async def _show(self, state: ConversationState, caller: Caller) -> None:
-        """Reply with the conversation as it is now."""
         readable = self._services.sessions.readable(caller)
         now = await asyncio.to_thread(self._stored.find, state.id, readable)
         await self._client.respond(200, now.shown())

@@ -310,8 +310,8 @@ class Prober:
         except TemplateError:
             return False
 
-    def _renders(self, *messages: Message, tools: bool = False) -> bool:
-        return self._says("", *messages, tools=tools)
+    def _renders(self, *messages: Message) -> bool:
+        return self._says("", *messages)
 
     def _text(self, messages: Sequence[Message], setting: Setting, *, ends: bool = False) -> str:
         return self._tokenizer.render(

@@ -204,8 +204,6 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 class _Shaper:
-    """The shaping of one conversation."""
-
     def __init__(self, rules: RoleRules) -> None:
         self._rules = rules
         self.notes: dict[Note, None] = {}

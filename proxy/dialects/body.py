@@ -69,7 +69,6 @@ def model_of(body: bytes) -> str | None:
 
 
 def asks_for_stream(body: bytes) -> bool:
-    """Return whether a body asks for a stream."""
     return bool(_head(body).stream)
 
 

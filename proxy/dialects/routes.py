@@ -50,7 +50,6 @@ class Routes:
         return None
 
     def nothing_at(self, path: str) -> ApiError:
-        """Return the error for a path that is no route."""
         return nothing_at(path, self._correction(path))
 
     def dialect_of(self, path: str) -> Dialect:
@@ -95,6 +94,5 @@ class Routes:
 
 
 def nothing_at(path: str, correction: str | None = None) -> ApiError:
-    """Return the error for a path at which nothing is served."""
     message = f"nothing is served at {path}" + (f": {correction}" if correction else "")
     return ApiError("not_found", message, status=404)

@@ -113,9 +113,8 @@ class Transcript:
         self._close()
         self._messages.append(Message(role="user", content=content))
 
-    def tool(self, call_id: str, content: Content, name: str | None = None) -> None:
-        result = Message(role="tool", content=content, tool_call_id=call_id, name=name)
-        self._results.append(result)
+    def tool(self, call_id: str, content: Content) -> None:
+        self._results.append(Message(role="tool", content=content, tool_call_id=call_id))
 
     def turn(self, *ids: str | None, new_text: bool = False) -> AssistantTurn:
         """Return the assistant turn that a piece with these ids belongs to, opened if need be.

@@ -98,7 +98,6 @@ class ReplyWords:
         return b"".join(self._event(body[a:b]) for a, b in pairwise(ends) if a < b)
 
     def end(self) -> bytes:
-        """Return the bytes that are held."""
         if self._held is None:
             return b""
         (raw, event, piece, text), self._held = self._held, None
@@ -178,5 +177,4 @@ def _decoded(data: bytes) -> Any:
 
 
 def _written(raw: bytes, event: Any) -> bytes:
-    """Return the bytes of an event with other data."""
     return _DATA.sub(lambda found: found[1] + json.dumps(event).encode(), raw)

@@ -95,6 +95,5 @@ class BesideChat:
         return client
 
     async def close(self) -> None:
-        """Close the connections."""
         for client in self._clients.values():
             await client.aclose()

@@ -80,7 +80,6 @@ class ModelRoutes:
             await pool.close()
 
     def pools(self) -> list[EnginePool]:
-        """Return the pools of the policies, and those of the other models."""
         return [*self.policies.values(), *self._others.values()]
 
     def external(self) -> dict[str, EnginePool]:
@@ -92,7 +91,6 @@ class ModelRoutes:
         return dialect in self._spoken
 
     def states(self) -> list[EngineState]:
-        """Return the states of the engines of all policies."""
         return [state for pool in self.policies.values() for state in pool.states()]
 
     def find(self, model: str, role: str | None) -> EnginePool:
@@ -126,7 +124,7 @@ class ModelRoutes:
             if not set("*?[") & set(name)
         }
         policies = {name: name for name in self._settings.policies}
-        return {**self._settings.model_aliases, **policies, **named}
+        return {**policies, **named}
 
 
 def _other(

@@ -72,7 +72,6 @@ class PassedStream(UpstreamCall[bytes]):
 
     @property
     def streams(self) -> bool:
-        """Return whether the response is a stream of events."""
         if self._streams is None:
             self._streams = self.headers.get("content-type", "").startswith("text/event-stream")
         return self._streams

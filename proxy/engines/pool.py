@@ -77,7 +77,6 @@ class PolicyGate:
         self._open.set()
 
     def set(self, policy: Policy, *, paused: bool) -> None:
-        """Set what was read."""
         self.policy, self.version, self.paused = policy, policy.version, paused
         if paused:
             self._open.clear()
@@ -257,7 +256,6 @@ class EnginePool:
         return removed
 
     def urls(self) -> set[str]:
-        """Return the base URLs of the engines."""
         return set(self._engines)
 
     async def learn_fingerprints(self, engine: str | None = None) -> Fingerprints:
@@ -293,7 +291,7 @@ class EnginePool:
         if self._shared and published is None:
             message = f"no adapter of the policy {self.policy} has been published yet"
             raise ApiError("overloaded", message, status=503, retry_after=_SHORTEST_RETRY_S)
-        named = self._settings.model_aliases.get(requested) or published or self.model
+        named = published or self.model
         if named is not None:
             return named
         transport, names = engine.transport, engine.names

@@ -159,7 +159,6 @@ class ReplyDecoder:
         return events
 
     def _add(self, choice: Choice[Any], events: list[Event]) -> None:
-        """Add the events of one choice to ``events``."""
         index = choice.index
         if choice.error:
             raise reported(choice.error)
@@ -463,7 +462,6 @@ def _mixed(found: str) -> ApiError:
 
 
 def _named(**fields: Any) -> dict[str, Any]:
-    """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value}
 
 

@@ -26,18 +26,18 @@ class CallWarnings:
     """An observer of calls.
 
     It logs the first quarantined call of each engine and reason, and later the number of those that
-    followed, at most one line a cause every ``summary_s``. It also logs, once, that an engine sends
-    no token ids, and for each dialect the first call at temperature 0. Metrics count each call:
-    ``bridle_calls_total`` by status, and ``bridle_events_total`` by reason.
+    followed, at most one line a cause every :data:`SUMMARY_S`. It also logs, once, that an engine
+    sends no token ids, and for each dialect the first call at temperature 0. Metrics count each
+    call: ``bridle_calls_total`` by status, and ``bridle_events_total`` by reason.
     """
 
-    def __init__(self, summary_s: float = SUMMARY_S) -> None:
+    def __init__(self) -> None:
         self._since: Counter[_Cause] = Counter()
         """Number of calls of each cause that no line has counted yet."""
         self._total: Counter[_Cause] = Counter()
         self._warned_of_ids = False
         self._greedy_dialects: set[str] = set()
-        self._summaries = Periodic("call-warnings", summary_s, self.summarise)
+        self._summaries = Periodic("call-warnings", SUMMARY_S, self.summarise)
 
     def start(self) -> None:
         self._summaries.start()

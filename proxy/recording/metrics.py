@@ -65,7 +65,9 @@ class Metrics:
         for reason in BreakReason:
             self.breaks.labels(reason.value)
         self.unrecorded = Counter(
-            "bridle_unrecorded_calls", "Replies delivered unrecorded", registry=self.registry
+            "bridle_unrecorded_calls",
+            "Calls that the store did not take",
+            registry=self.registry,
         )
         self.sessions_read = Counter(
             "bridle_sessions_read",

@@ -35,7 +35,6 @@ from bridle.proxy.wire.fold import Fold
 from bridle.proxy.wire.histories import Repeats
 from bridle.store.call import CallBegun, CallEnded, EndedFacts
 from bridle.store.clock import Stopwatch
-from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
     IDS_MISSING,
     LOGPROBS_MISSING,
@@ -74,18 +73,15 @@ class Recorder:
         metrics: Metrics,
         observers: Sequence[Observer] = (),
         *,
-        forward: bool = False,
         vocabulary: int | None = None,
     ) -> None:
         """Create the recorder.
 
-        ``observers`` get every call after its commit; they must not block. With ``forward``, a call
-        continues if the store does not accept its beginning. ``vocabulary`` is the number of the
-        policy's token ids, if it is known.
+        ``observers`` get every call after its commit; they must not block. ``vocabulary`` is the
+        number of the policy's token ids, if it is known.
         """
         self._vocabulary = vocabulary
         self._observers = tuple(observers)
-        self._forward = forward
         self._writer = writer
         self._memory = memory
         self._metrics = metrics
@@ -105,8 +101,7 @@ class Recorder:
 
         ``repeats`` is an earlier body, and the number of bytes that ``body`` begins with alike.
 
-        Raises ``StoreUnavailable`` if the store accepts no more records, unless the recorder was
-        created with ``forward``.
+        Raises ``StoreUnavailable`` if the store accepts no more records.
         """
         begun = begun_call(session.id, request, body, headers, watch.started_at, link, repeats)
         self.open(session, begun)
@@ -114,11 +109,7 @@ class Recorder:
 
     def open(self, session: Session, begun: CallBegun) -> None:
         """Begin the record of a call. Raises ``StoreUnavailable`` as :meth:`begin` does."""
-        try:
-            self._writer.begin_call(begun)
-        except StoreUnavailable:
-            if not self._forward:
-                raise  # With forward, the call's end is refused too and counted as unrecorded.
+        self._writer.begin_call(begun)
         self._memory.begin(session, begun.id)
 
     async def commit(

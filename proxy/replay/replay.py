@@ -460,5 +460,4 @@ def _agent(call: RecordedCall) -> str | None:
 
 
 def _first(request: Request) -> object:
-    """Return the content of the first user message."""
     return next((one.content for one in request.messages if one.role == "user"), None)

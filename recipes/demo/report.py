@@ -56,7 +56,6 @@ def _counts(reader: Reader) -> dict[str, int]:
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """Return the report as a table for a person."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("held-out tasks", "before", "after"):
         shown.add_column(heading, justify="left" if heading.startswith("held") else "right")

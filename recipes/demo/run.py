@@ -118,12 +118,13 @@ class Demo:
         self._services = services
         migrate(self.places.store)
 
-    @property
-    def finished(self) -> bool:
-        return (self.places.root / "report.json").exists()
-
     def run(self) -> dict[str, Any]:
         """Run all stages that are not finished, and return the report."""
+        if (file := self.places.root / "report.json").exists():
+            report: dict[str, Any] = orjson.loads(file.read_bytes())
+            self.show(report)
+            self._console.print("This run is finished; --fresh starts a new one.")
+            return report
         with self._run_of(WHOLE):
             self._all_stages()
             return self._report()

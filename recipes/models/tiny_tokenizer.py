@@ -71,7 +71,6 @@ def train_tokenizer(
     texts: Iterable[str],
     *,
     vocab_size: int = 2048,
-    split_spaces: bool = False,
     min_frequency: int = 0,
     template: str = CHATML_TOOLS_TEMPLATE,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
@@ -83,18 +82,14 @@ def train_tokenizer(
     first one pads, ``eos_token`` ends a reply); the Hermes and thinking markup are single tokens
     that decode as text, as in Qwen3.
 
-    Every digit is a token of its own. With ``split_spaces`` every space is one, too: then a word
-    is the same token after a space and after a quote, and a tiny model can learn to copy it. Words
-    whose pieces occur less than ``min_frequency`` times stay in pieces, which can be copied too
-    when the word itself has never been seen.
+    Every digit is a token of its own. Words whose pieces occur less than ``min_frequency`` times
+    stay in pieces, which a tiny model can copy too when the word itself has never been seen.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     splitters: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     ]
-    if split_spaces:
-        splitters.insert(0, pre_tokenizers.Split(" ", behavior="isolated"))
     splitters.insert(0, pre_tokenizers.Digits(individual_digits=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
     tokenizer.decoder = decoders.ByteLevel()

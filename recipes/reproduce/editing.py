@@ -212,7 +212,7 @@ def teacher(
     payloads = {task.prompt: task.payload for task in known}
 
     def script(request: ScriptedRequest) -> ScriptedReply:
-        shell = next((name for name in SHELLS if name in _tool_names(request)), None)
+        shell = next((name for name in SHELLS if name in tool_names(request)), None)
         asked = _asked(request, payloads)
         if shell is None or asked is None:
             return ScriptedReply("A side remark.")
@@ -226,7 +226,7 @@ def teacher(
         ran = sum(message["role"] == "tool" for message in request.messages)
         if ran < len(plan):
             return _running(shell, plan[ran])
-        if any(SUBMIT in _text(message) for message in request.messages):
+        if any(SUBMIT in text_of(message) for message in request.messages):
             return _running(shell, f"echo {SUBMIT}")
         return ScriptedReply("Done.")
 
@@ -242,17 +242,17 @@ def _asked(request: ScriptedRequest, payloads: Mapping[str, Any]) -> str | None:
     for message in reversed(request.messages):
         if message["role"] != "user":
             continue
-        text = _text(message)
+        text = text_of(message)
         named = next((prompt for prompt in payloads if prompt in text), None)
         if named is not None:
             return named
     return None
 
 
-def _tool_names(request: ScriptedRequest) -> set[str]:
+def tool_names(request: ScriptedRequest) -> set[str]:
     return {tool["function"]["name"] for tool in request.tools}
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps(content)

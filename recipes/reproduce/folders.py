@@ -46,7 +46,6 @@ class HarborFolders:
         return replace(harbor_task(folder, task.suite), split=task.split)
 
     def _write(self, task: Task, folder: Path) -> None:
-        """Write the folder whole or not at all."""
         self._root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._root) as made:
             files = {

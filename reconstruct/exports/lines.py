@@ -74,7 +74,6 @@ Rows = Callable[[ExportedConversation], Iterable[Mapping[str, Any]]]
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
-    """Return a row as a line of JSON."""
     return orjson.dumps(row) + b"\n"
 
 

@@ -101,11 +101,10 @@ class ExportReport:
     of them: the table of ``bridle audit``."""
     _digests: set[bytes] = field(default_factory=set)
 
-    def leave_out(self, reason: str, count: int = 1) -> None:
-        self.left_out[reason] = self.left_out.get(reason, 0) + count
+    def leave_out(self, reason: str) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
     def take(self, session: SessionRecord) -> None:
-        """Count a session that is exported."""
         self.sessions += 1
         self.session_ids.append(session.id)
         for name in ("run_id", "task_id", "harness", "outcome"):

@@ -87,7 +87,6 @@ def _read_conversation(
 
 
 def read_span_row(row: Row[Any]) -> SpanRow:
-    """Return the span of a row of ``SPANS``."""
     _SPAN_SHAPES.check(row)
     choice = row[_CHOICE]
     return SpanRow(

@@ -168,8 +168,6 @@ def _packed(row: Row[Any]) -> Packed:
 
 
 class Said(NamedTuple):
-    """The messages of a call."""
-
     asked: tuple[Message, ...]
     """The messages of the request that are the call's own, without those of its base."""
     replies: tuple[Message, ...]
@@ -186,7 +184,6 @@ _decode_calls: Final = msgspec.json.Decoder(tuple[ToolCall, ...]).decode
 
 
 def messages_of(connection: Connection, call_ids: Sequence[str]) -> dict[str, Said]:
-    """Return the messages of calls, by call."""
     asked: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
     replies: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
     for some in in_pieces(call_ids):

@@ -197,7 +197,6 @@ class Reader:
 
     @staticmethod
     def session_record(row: Row[Any]) -> SessionRecord:
-        """Return the session of a row of ``SESSIONS``."""
         return _session(row)
 
     def rewards(self, session_id: str) -> list[Reward]:
@@ -457,15 +456,9 @@ class Reader:
         found = self._mended(tasks, query.where(*(column == value for column, value in key)))
         return TaskRecord(**found[0]) if found else None
 
-    def policies(self, run_id: str, name: str | None = None) -> list[PolicyRecord]:
-        """Return the weights that a run has published.
-
-        Policies are ordered by name, the versions of each oldest first. ``name`` takes only those
-        of one policy.
-        """
+    def policies(self, run_id: str) -> list[PolicyRecord]:
+        """Return the weights that a run has published, by policy and version."""
         query = select(*as_stored(policies)).where(policies.c.run_id == run_id)
-        if name is not None:
-            query = query.where(policies.c.name == name)
         ordered = query.order_by(policies.c.name, policies.c.version)
         return [PolicyRecord(**values) for values in self._mended(policies, ordered)]
 

@@ -206,7 +206,6 @@ def account_rows(
 
 
 def create_view(connection: Connection) -> None:
-    """Create the view ``token_accounts``."""
     rows = account_rows().compile(
         dialect=connection.dialect, compile_kwargs={"literal_binds": True}
     )

@@ -161,7 +161,6 @@ def drop_views(connection: Connection) -> None:
 
 
 def create_views(connection: Connection) -> None:
-    """Create the views."""
     tool_calls = _TOOL_CALLS.format(each=_EACH[connection.dialect.name])
     turns = _TURNS.format(columns=", ".join(f"{one.sql} AS {one.name}" for one in turn_columns()))
     for statement in (turns, _MESSAGES, tool_calls, _SCORES):

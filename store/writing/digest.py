@@ -32,16 +32,16 @@ _IS_READY: Final = select(
 _LACKING: Final = (
     select(sessions.c.id)
     .where(
-        sessions.c.sealed_at >= bindparam("since"),
+        sessions.c.sealed_at >= 0.0,
         ~exists().where(session_totals.c.session_id == sessions.c.id),
     )
     .order_by(sessions.c.sealed_at.desc())
 )
 
 
-def lacking(connection: Connection, since: float = 0.0) -> list[str]:
-    """Return the sessions sealed since a time without derived rows, the last sealed first."""
-    return list(connection.execute(_LACKING, {"since": since}).scalars())
+def lacking(connection: Connection) -> list[str]:
+    """Return the sealed sessions without derived rows, the last sealed first."""
+    return list(connection.execute(_LACKING).scalars())
 
 
 class Digester:
@@ -98,7 +98,6 @@ class Digester:
                 add_document(connection, session_id, words)
 
     def _begin(self, connection: Connection) -> tuple[str, Documents] | None:
-        """Begin with the next session that is ready, if there is one."""
         while self._waiting:
             session_id = next(iter(self._waiting))
             del self._waiting[session_id]

@@ -99,17 +99,10 @@ class Redactor:
     It adds a note on that to the call.
     """
 
-    def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
-        """Make a redactor.
-
-        ``patterns`` replace everything that is searched for by default. Raise ``re.error`` for an
-        invalid pattern, and :class:`DetectorsMissing` if the library is missing.
-        """
-        own = PATTERNS if patterns is None else patterns
-        self._finders = {name: _pattern(text) for name, text in own.items()}
-        if patterns is None:
-            library = {name: _library(name) for name in LIBRARY}
-            self._finders = {**READERS, **self._finders, **library}
+    def __init__(self) -> None:
+        """Make a redactor. Raise :class:`DetectorsMissing` if the library is missing."""
+        own = {name: _pattern(text) for name, text in PATTERNS.items()}
+        self._finders = {**READERS, **own, **{name: _library(name) for name in LIBRARY}}
         self._requests: dict[str, Counter[str]] = {}
         """The numbers of secrets by name in the requests of open calls, by call."""
 

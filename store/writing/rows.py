@@ -150,7 +150,6 @@ def _without_nul(message: Message) -> Message:
 def message_rows(
     call_id: str, choice: int, position: int, messages: Sequence[Message]
 ) -> list[tuple[Any, ...]]:
-    """Return rows of ``call_messages``, from ``position`` on."""
     rows: list[tuple[Any, ...]] = []
     for at, message in enumerate(messages, position):
         content, other = message.content, None
@@ -164,7 +163,6 @@ def message_rows(
 
 
 def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
-    """Return a row of ``spans``."""
     call_id, choice = span_place(span.id)
     parent_call = parent_choice = None
     if span.parent_id is not None:
@@ -189,7 +187,6 @@ def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
 def body_row(
     call_id: str, part: str, packed: Packed, base_call_id: str | None = None
 ) -> tuple[Any, ...]:
-    """Return a row of ``bodies``."""
     place = (packed.prefix, packed.suffix, packed.depth)
     return (call_id, part, base_call_id, *place, packed.data)
 

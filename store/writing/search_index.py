@@ -135,7 +135,6 @@ def _text(value: Any) -> str:
 
 
 def add_document(connection: Connection, session_id: str, words: str) -> None:
-    """Add a document of a session to the index."""
     added = connection.execute(insert(search_documents).values(session_id=session_id))
     (identifier,) = added.inserted_primary_key or (None,)
     if connection.dialect.name == "postgresql":

@@ -111,10 +111,6 @@ def test_a_value_is_read_as_its_setting_is_declared(settled: Callable[..., Any])
         ("publish.tolerance = -1", "publish.tolerance: Expected `float` >= 0.0"),
         ("minibatches = 0", "training.minibatches: Expected `int` >= 1"),
         ("loss = 3", "training.loss: Expected `object`, got `int`"),
-        (
-            "advantages.step_weight = 1",
-            r"advantages\]: the setting 'step_weight' is options.gigpo.step_weight now",
-        ),
         ("advantages.options.gigpo = 1", r"advantages.options.*Expected `object`, got `int`"),
         ('compute = {precision = "float16"}', "Invalid enum value 'float16'"),
         ("steps = ", "Invalid value"),
@@ -228,12 +224,6 @@ def test_another_unknown_option_is_an_unknown_option() -> None:
     for command in ("train", "sessions"):
         done = CliRunner().invoke(program.app, [command, "--xyzzy", "1"])
         assert (done.exit_code, "No such option: --xyzzy" in done.stderr) == (2, True)
-
-
-def test_a_command_that_went_names_the_one_that_does_its_work() -> None:
-    done = CliRunner().invoke(program.app, ["trainer", "--policy", "p"])
-    assert done.exit_code == 2
-    assert "there is no command trainer: use `bridle train`" in done.stderr
 
 
 def test_the_page_shows_every_setting_with_what_holds_without_a_file(

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bridle.diagnosis.why import NotMeasured, Tried, Value, explain, loss_interval, wilson
+from bridle.diagnosis.why import NotMeasured, Tried, Value, explain, loss_interval
+from bridle.reconstruct.evaluation import wilson
 
 
 def chances(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from bridle.harnesses.tasks import Task, TaskError, read_tasks, tasks_from, write_tasks
+from bridle.harnesses.tasks import Task, TaskError, read_tasks, tasks_from
 from bridle.user_code import UserCodeError, load_module
+
+encode_lines = msgspec.json.Encoder().encode_lines
 
 TASK = Task(
     id="t1",
@@ -23,7 +26,7 @@ TASK = Task(
 def test_tasks_survive_a_jsonl_file(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
 
-    assert write_tasks(path, [TASK, Task("t2", "Again.")]) == 2
+    path.write_bytes(encode_lines([TASK, Task("t2", "Again.")]))
 
     assert list(read_tasks(path)) == [TASK, Task("t2", "Again.")]
 
@@ -49,7 +52,7 @@ def test_an_id_that_comes_again_in_its_suite_and_split_is_refused_with_its_line(
 ) -> None:
     path = tmp_path / "tasks.jsonl"
     apart = [Task("a", "p"), Task("a", "p", suite="other"), Task("a", "p", split="held_out")]
-    write_tasks(path, [*apart, Task("a", "q")])
+    path.write_bytes(encode_lines([*apart, Task("a", "q")]))
     tasks = read_tasks(path)
     assert [next(tasks) for _ in apart] == apart
     why = f"{path}, line 4: suite 'default' has a train task 'a' already"
@@ -72,7 +75,7 @@ def test_a_source_is_a_file_or_a_function_and_may_be_cut_to_a_split(tmp_path: Pa
         "    yield Task('b', 'p', split='held_out')\n"
     )
     path = tmp_path / "tasks.jsonl"
-    write_tasks(path, tasks_from(f"{module}:make"))
+    path.write_bytes(encode_lines(list(tasks_from(f"{module}:make"))))
 
     assert [task.id for task in tasks_from(str(path))] == ["a", "b"]
     assert [task.id for task in tasks_from(f"{module}:make", "held_out")] == ["b"]

@@ -128,17 +128,10 @@ def test_the_policy_does_not_continue_a_frozen_models_ids(
     sound(again)
 
 
-def test_an_alias_is_another_name_for_what_the_engine_serves(stage: Any, start_proxy: Any) -> None:
-    aliases = {"gpt-5": MODEL, "qwen3:8b": MODEL}
-    bench = start_proxy(stage.engine.base_url, model_aliases=aliases)
-    assert ask(bench.url, "lamp", "gpt-5")["model"] == "gpt-5"
-    assert bench.call().model_served == MODEL
-    listed = {card["id"] for card in http.get(f"{bench.url}/v1/models").json()["data"]}
-    assert listed == {MODEL, "gpt-5", "qwen3:8b"}
-
-
 def test_a_tagged_model_is_found_by_its_name(stage: Any, start_proxy: Any) -> None:
-    bench = start_proxy(stage.engine.base_url, model_aliases={"qwen3:8b": MODEL})
+    bench = start_proxy(
+        stage.engine.base_url, other_models={"qwen3:8b": OtherModel((stage.engine.base_url,))}
+    )
     client = openai.OpenAI(base_url=f"{bench.url}/v1", api_key="x", max_retries=0)
     assert client.models.retrieve("qwen3:8b").id == "qwen3:8b"
     with pytest.raises(openai.NotFoundError):

@@ -116,24 +116,9 @@ def test_a_stream_that_cannot_be_recorded_ends_with_an_error_and_without_done(
     assert all(event["choices"][0]["finish_reason"] is None for event in told[:-1])
 
 
-def test_forwarding_unrecorded_is_a_setting_and_counted(
-    stage: Any, start_proxy: Any, ask: Any, failing_commit: None
-) -> None:
-    bench = start_proxy(stage.engine.base_url, when_store_is_down="forward")
-    response = httpx.post(bench.url + CHAT, json=ask)
-    assert response.json()["choices"][0]["message"]["content"] == "The answer is four."
-    assert "bridle_unrecorded_calls_total 1.0" in httpx.get(bench.url + "/metrics").text
-
-
-@pytest.mark.parametrize("setting", ["forward", "fail"])
 def test_a_store_that_takes_no_more_beginnings_is_down_too(
-    stage: Any,
-    start_proxy: Any,
-    ask: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    setting: str,
+    bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = start_proxy(stage.engine.base_url, when_store_is_down=setting)
     url = f"{bench.url}/s/lamp{CHAT}"
     assert httpx.post(url, json=ask).status_code == 200
 
@@ -141,10 +126,7 @@ def test_a_store_that_takes_no_more_beginnings_is_down_too(
         raise StoreBusy("20000 records wait to be written")
 
     monkeypatch.setattr(Writer, "begin_call", full)
-    forwarded = setting == "forward"
-    assert httpx.post(url, json=ask).status_code == (200 if forwarded else 503)
-    told = httpx.get(bench.url + "/metrics").text
-    assert f"bridle_unrecorded_calls_total {float(forwarded)}" in told
+    assert httpx.post(url, json=ask).status_code == 503
     assert [call.status for call in bench.calls()] == [CallStatus.COMPLETE]
 
 

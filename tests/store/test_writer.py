@@ -495,7 +495,6 @@ def test_runs_tasks_policies_and_metrics(writer, reader):
     planner = PolicyRecord("run_1", 2**40, 3.0, name="planner")
     writer.add_sync(*worker, planner)
     assert reader.policies("run_1") == [planner, verified, *worker]
-    assert reader.policies("run_1", "worker") == worker
 
     writer.record_metrics("run_1", 1, {"loss": 0.5, "gap": math.nan}, at=4.0)
     writer.record_metrics("run_1", 1, {"loss": 0.25}, at=5.0)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from bridle.bench.gallery import EPOCH, Story, stories
 from bridle.cli.program import app
-from bridle.diagnosis.findings import findings_of
+from bridle.diagnosis.findings import findings_of_run, findings_of_session
 from bridle.reconstruct.audit import audit
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.store.reading.queries import Reader
@@ -177,8 +177,8 @@ def test_the_doctor_names_the_cause_first(cause: str, tmp_path: Path) -> None:
 def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
     store, session = broken(tmp_path, lambda run: None)
     with Reader(store) as reader:
-        assert findings_of(reader, RUN) == []
-        assert findings_of(reader, session) == []
+        assert findings_of_run(reader, RUN) == []
+        assert findings_of_session(reader, session) == []
 
 
 @pytest.mark.parametrize("cause", ["no_token_ids", "truncated", "template_rewrites_history"])
@@ -186,7 +186,7 @@ def test_a_session_by_itself_is_examined_too(cause: str, tmp_path: Path) -> None
     store, session = broken(tmp_path, CAUSES[cause])
     result = CliRunner().invoke(app, ["doctor", "last", "--store", store])
     with Reader(store) as reader:
-        first = findings_of(reader, session)[0]
+        first = findings_of_session(reader, session)[0]
         client = TestClient(viewer_app(Source(reader, store)))
         page = html.unescape(client.get(f"/sessions/{session}").text)
         run = html.unescape(client.get(f"/runs/{RUN}/findings").text)
@@ -256,7 +256,7 @@ def test_an_engine_that_is_gone_has_a_remedy_of_its_own(tmp_path: Path) -> None:
 
     store, _ = broken(tmp_path, engine_gone)
     with Reader(store) as reader:
-        first = findings_of(reader, RUN)[0]
+        first = findings_of_run(reader, RUN)[0]
     assert first.name == "calls_failed"
     assert "Start the engine" in first.remedy
     assert "/v1/chat/completions" not in first.remedy
@@ -272,7 +272,7 @@ def test_what_makes_a_run_slow_and_its_gap_grow_is_named(tmp_path: Path) -> None
         for step in range(9):
             story.writer.record_metrics(RUN, step, {"update/logprob_gap": 0.001 * 1.5**step})
     with Reader(store) as reader:
-        found = {finding.name: finding for finding in findings_of(reader, RUN)}
+        found = {finding.name: finding for finding in findings_of_run(reader, RUN)}
     assert set(found) == {"gap_grows", "slow_collect"}
     assert "92 % of" in found["slow_collect"].evidence
 

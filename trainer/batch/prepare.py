@@ -89,7 +89,6 @@ class PreparedStep:
 
     @property
     def account(self) -> TokenAccount:
-        """The sum of the accounts of all episodes."""
         return sum(self.accounts, TokenAccount())
 
     @property

@@ -27,7 +27,6 @@ _EPS: Final = 1e-6
 
 
 def kind_of_layer(name: str) -> str:
-    """Return the kind of the layer that a parameter is in, by its name."""
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), OTHERS)
 
 

@@ -37,7 +37,6 @@ def advised_rate(config: GrpoConfig | SftConfig) -> float:
 
 
 def peak_rate(config: GrpoConfig | SftConfig) -> float:
-    """Return the peak learning rate as a number."""
     stated = config.optimizer.learning_rate
     return advised_rate(config) if isinstance(stated, str) else stated
 
@@ -48,7 +47,6 @@ def resolved(config: Settings) -> Settings:
 
 
 def rate_line(config: GrpoConfig | SftConfig) -> str:
-    """Return the learning rate as one line for a person."""
     trained = f"adapters of rank {config.lora.rank}" if config.lora.rank else "all weights"
     chosen = "auto, " if config.optimizer.learning_rate == "auto" else ""
     return f"learning rate {peak_rate(config):.3g} ({chosen}{trained})"

@@ -116,7 +116,6 @@ def computed_dtype(model: nn.Module) -> torch.dtype:
 
 
 def is_rounded(model: nn.Module) -> bool:
-    """Return whether ``model`` computes in 16 bits."""
     return computed_dtype(model) is torch.bfloat16
 
 

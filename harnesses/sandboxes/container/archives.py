@@ -22,7 +22,6 @@ def opened(archive: Any) -> tarfile.TarFile:
 
 
 def owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return the entry of an archive with root as its owner."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry

@@ -110,7 +110,6 @@ def _steps(folder: Path, config: HarborConfig) -> Iterator[Step]:
 
 
 def _only_instruction(folder: Path) -> str:
-    """Return the instruction of a task without steps."""
     if (folder / "steps").is_dir() and not (folder / "instruction.md").exists():
         raise TaskError(f"{folder} has steps that its task.toml does not name: add [[steps]]")
     return _instruction(folder, folder)

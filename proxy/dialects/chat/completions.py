@@ -63,7 +63,6 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
-    """Return the ``text_completion`` object, as JSON."""
     whole: dict[str, Any] = {
         "id": minted.response_id,
         "object": "text_completion",

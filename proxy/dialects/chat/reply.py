@@ -18,7 +18,6 @@ from bridle.proxy.wire.canonical import (
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
-    """Return the ``chat.completion`` object, as JSON."""
     choices: list[dict[str, Any]] = []
     for index, choice in enumerate(reply.choices):
         choices.append(_choice(index, choice, request))

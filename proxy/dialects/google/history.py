@@ -177,7 +177,6 @@ class _Calls:
         self._count += 1
 
     def answered(self, identifier: str | None, name: str | None) -> str:
-        """Return the id of the call that a response answers."""
         found = _next(self._by_id.get(identifier or ""))
         if found is None and identifier is not None:
             self._transcript.note("call_id_repaired")

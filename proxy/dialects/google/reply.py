@@ -48,7 +48,6 @@ def stream(request: Request, response: Json) -> bytes:
 
 
 def count(total_tokens: int) -> bytes:
-    """Return the reply to ``countTokens``."""
     return orjson.dumps({"totalTokens": total_tokens})
 
 
@@ -137,7 +136,6 @@ class _Tops(msgspec.Struct, rename={"top_logprobs": "candidates"}, gc=False):
 
 
 def _logprobs(detail: Detail) -> orjson.Fragment:
-    """Return the ``logprobsResult`` of the entries."""
     entries = entries_of(detail, _Entry)
     for entry in entries:
         if entry.top_logprobs is None:

@@ -18,7 +18,6 @@ from bridle.proxy.wire.canonical import (
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
-    """Return the ``message`` object, as JSON."""
     choice = reply.choices[0] if reply.choices else ChoiceReply()
     usage = reply.usage
     stop_reason = stop_reason_of(
@@ -84,7 +83,6 @@ def text_block(text: str) -> Json:
 
 
 def call_block(identifier: str, name: str, given: Json) -> Json:
-    """Return the block of a call with the arguments ``given``."""
     return {
         "type": "tool_use",
         "id": identifier,

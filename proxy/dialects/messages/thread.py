@@ -56,7 +56,6 @@ def thread_not_found(message_id: str) -> ApiError:
 
 
 def thread_unsupported(names: list[str]) -> ApiError:
-    """Return the error for a request that cannot continue a thread."""
     return ApiError(
         "invalid_request",
         f"thread: cannot be continued with this {' and '.join(names)}; send the whole history "

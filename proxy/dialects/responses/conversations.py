@@ -67,7 +67,6 @@ class ConversationState:
         """The calls of the session that were read."""
 
     def shown(self) -> bytes:
-        """Return the conversation object, as JSON."""
         shown = {"id": self.id, "object": "conversation", "created_at": self.created_at}
         return orjson.dumps(shown | {"metadata": self.metadata})
 
@@ -78,7 +77,6 @@ def note(action: str, identifier: str, item: str = "") -> Note:
 
 
 def conversation_id(call_id: str) -> str:
-    """Return the id of the conversation that a call created."""
     return _PREFIX + call_id.removeprefix("call_")
 
 
@@ -90,7 +88,6 @@ def named_conversation(value: Any) -> str | None:
 
 
 def creating_call(identifier: str) -> str | None:
-    """Return the id of the call that created a conversation."""
     return call_id_of(identifier) if identifier.startswith(_PREFIX) else None
 
 
@@ -114,7 +111,6 @@ def unknown(identifier: str) -> ApiError:
 
 
 def unknown_item(item: str) -> ApiError:
-    """Return the error for an item that is not in its conversation."""
     return ApiError("not_found", f"Item with id '{item}' not found.", status=404)
 
 

@@ -234,7 +234,6 @@ class StoredResponses:
         return items[reference]
 
     def _of_call(self, call_id: str) -> tuple[str, Items]:
-        """Return the call's session and its items."""
         known = self._items.get(call_id)
         if known is not None:
             self._items.move_to_end(call_id)

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from bridle.errors import UsageError
+from bridle.keys import ADMIN_KEY_VARIABLE
 from bridle.run.environment import EngineKind, default_proxy, default_store, is_base_url
 from bridle.store.reward import RewardSource
 
@@ -72,6 +73,13 @@ ProxyOption = Annotated[
         show_default="$BRIDLE_PROXY, else the default port",
     ),
 ]
+
+KeyOption = Annotated[
+    str | None, typer.Option("--key", envvar=ADMIN_KEY_VARIABLE, help="Admin key of the proxy.")
+]
+
+HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")]
 
 RunOption = Annotated[str | None, typer.Option("--run", help="Only this run's sessions.")]
 HarnessOption = Annotated[

@@ -129,9 +129,6 @@ RARE: Final[dict[str, Entry]] = {
 }
 """The commands that few people need. ``bridle --help`` names them in one line."""
 
-REMOVED: Final = {"trainer": "`bridle train` with --engine-url and --proxy-url, or --from-store"}
-"""The commands that are no longer there, and what to use instead."""
-
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
     RARE["bench"] = Entry("bridle.bench.commands", "Measure.")
 
@@ -164,8 +161,6 @@ class Commands(TyperGroup):
             formatter.write_text(", ".join(RARE))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if instead := REMOVED.get(args[0]):
-            fail(f"there is no command {args[0]}: use {instead}", 2)
         name, command, rest = super().resolve_command(ctx, args)
         set_thread_defaults(name or "")
         return name, as_written(loaded(name)) if name in COMMANDS else command, rest
@@ -223,7 +218,7 @@ def as_written(command: Any) -> Any:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        out.print(f"bridle {metadata.version('bridle-rl')}", highlight=False)
+        out.print(f"bridle {metadata.version('bridle-rl')}")
         raise typer.Exit
 
 

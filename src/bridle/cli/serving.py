@@ -34,7 +34,7 @@ def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
         print_json({"url": url, **more})
         return
     for line in lines:
-        out.print(line, highlight=False, soft_wrap=True)
+        out.print(line)
 
 
 def stop_signals() -> threading.Event:

@@ -28,14 +28,14 @@ _GAP: Final = 2
 
 
 class Terminal(Console):
-    """A console that prints text as it is.
+    """A console that prints text as it is: neither wrapped nor coloured by what it looks like.
 
     Recorded control characters are shown and not obeyed. Brackets and ``:names:`` are not markup,
     because names, paths and errors contain them.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, emoji=False)
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -140,13 +140,10 @@ def print_table(
                     Text(f"  {printable(text, one_line=True)}", style="dim"),
                     no_wrap=True,
                     overflow="ellipsis",
-                    crop=True,
+                    soft_wrap=False,
                 )
     if left_out:
-        out.print(
-            Text(f"left out at {out.width} columns: {', '.join(left_out)}", style="dim"),
-            soft_wrap=True,
-        )
+        out.print(Text(f"left out at {out.width} columns: {', '.join(left_out)}", style="dim"))
 
 
 def counted(number: int, what: str) -> str:
@@ -160,5 +157,5 @@ def _line(widths: Mapping[str, int]) -> int:
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """End the command with ``message`` on standard error."""
-    err.print(Text.assemble(("bridle:", "bold red"), f" {message}"), soft_wrap=True)
+    err.print(Text.assemble(("bridle:", "bold red"), f" {message}"))
     raise typer.Exit(code)

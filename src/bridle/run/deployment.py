@@ -168,7 +168,6 @@ def examine_upstreams(url: str) -> dict[str, Any] | None:
 
 
 def _learned(upstream: dict[str, Any]) -> str:
-    """Return one line about an upstream."""
     facts = (
         ("passed on as they are", upstream["passes"]),
         ("limit of a reply", [upstream["limit"]] if upstream["limit"] else []),

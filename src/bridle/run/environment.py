@@ -130,7 +130,6 @@ def _on_this_machine(url: str) -> bool:
 
 
 def is_base_url(text: str) -> bool:
-    """Return whether ``text`` is an HTTP URL with a host."""
     try:
         url = urlsplit(text)
         _ = url.port  # raises for a port that is not a number

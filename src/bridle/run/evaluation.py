@@ -82,18 +82,12 @@ def evaluate(
 
 
 def attempts_in(
-    results: Sequence[RolloutResult],
-    harness: str,
-    version: int | None,
-    rule: Aggregation = SCORES,
+    results: Sequence[RolloutResult], harness: str, version: int | None
 ) -> list[Attempt]:
-    """Return the attempts among ``results``, which are those with a verdict.
-
-    ``rule`` makes a session's rewards one number.
-    """
+    """Return the attempts among ``results``, which are those with a verdict."""
     attempts = []
     for result in results:
-        numbers = judged(result.outcome, result.rewards, rule)
+        numbers = judged(result.outcome, result.rewards, SCORES)
         if numbers is not None:
             own = (numbers.reward, harness, version, numbers.success)
             attempts.append(Attempt(result.task_id, *own))

@@ -133,7 +133,8 @@ def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) 
             reply = engine.post("/v1/chat/completions", json=asked).raise_for_status()
             ids = reply.json()["prompt_token_ids"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            return {"agrees": None, "broken": None, "line": f"the engine returns no ids: {error}"}
+            silent = f"the engine returns no ids: {error}"
+            return {"agrees": None, "broken": None, "lines": [silent]}
     agrees = ids == tokenizer.encode(tokenizer.render(PROBE))
     line = (
         "the engine makes the same ids of a conversation"
@@ -142,7 +143,7 @@ def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) 
         "tokenizer or template, or does not render by the template, so that exact continuation "
         "would be nonsense; name the directory that it serves"
     )
-    return {"agrees": agrees, "broken": None if agrees else line, "line": line}
+    return {"agrees": agrees, "broken": None if agrees else line, "lines": [line]}
 
 
 def examine_store(url: str) -> dict[str, Any]:

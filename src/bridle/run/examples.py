@@ -16,7 +16,6 @@ _MARKS = ("*.py", "*.ipynb", "task.toml")
 
 
 def example_directories() -> dict[str, Path]:
-    """Return the directory of each example, by its name."""
     place = next(place for place in _PLACES if place.is_dir())
     found = sorted({file.parent for kind in _MARKS for file in place.glob(f"*/{kind}")})
     return {each.name: each for each in found}

@@ -27,7 +27,6 @@ FINISHED: Final = frozenset(
 
 
 def group_id(run_id: str, number: int) -> str:
-    """Return the id of a run's group ``number``."""
     return f"{run_id}.{number}"
 
 

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.fleet import Fleet
 from bridle.harnesses.given import GIVEN_FILE, GivenRewards
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings
-from bridle.harnesses.sampling import session_settings
-from bridle.harnesses.scorers import Scorer, scorers
 from bridle.harnesses.tasks import Task
 from bridle.reconstruct.evaluation import attempts_of, judged
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
@@ -34,7 +32,6 @@ from bridle.run.config import (
 )
 from bridle.run.environment import private_in, store_files
 from bridle.run.evaluation import HeldOut
-from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, key_of, planned
 from bridle.run.holding import LOCK, hold
 from bridle.run.hub import model_directory
@@ -47,7 +44,7 @@ from bridle.run.requirements import (
     require_same_tokenizer,
     require_training,
 )
-from bridle.run.rollouts import Rollouts
+from bridle.run.rollouts import Rollouts, configured_fleet, configured_settings
 from bridle.run.stack import MODEL, EngineChoice, Stack, running_stack, stacks
 from bridle.run.training import (
     CHECKPOINTS,
@@ -136,7 +133,7 @@ def train(
     """
     directory, training, recordings = Path(output), config.training, config.recordings
     require_training(config)
-    work = None if recordings.alone else _work_of(config)
+    work = None if recordings.alone else _work_of(config, directory)
     policy = model_directory(config.policy.model)
     others = {
         name: model_directory(one.model or config.policy.model)
@@ -156,9 +153,7 @@ def train(
     if not World.current().is_first:
         follow(policy, training)
     if work is not None:
-        work.fleet.require_launchable(
-            work.adapter, work.tasks[0], _sessions(config, directory), MODEL
-        )
+        work.fleet.require_launchable(work.adapter, work.tasks[0], work.settings.directory, MODEL)
     with hold(directory, directory / LOCK):
         if (store := config.shared_store) is None:
             store = str(directory / "bridle.db")
@@ -214,30 +209,18 @@ class _Work:
     fleet: Fleet
     tasks: list[Task]
     held_out: list[Task]
-    scorers: tuple[Scorer, ...]
+    settings: RolloutSettings
 
 
-def _work_of(config: RunConfig) -> _Work:
-    permissions = permitted(config.agent, config.tasks)
-    permissions.grant()
+def _work_of(config: RunConfig, directory: Path) -> _Work:
+    permitted(config.agent, config.tasks).grant()
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, config.training.seed)
-    adapter, fleet = fleet_of(
-        config.agent.fleet if World.current().is_first else "local",
-        config.agent.name,
-        config.tasks.verifier,
-        tasks,
-        config.agent.sandbox,
-        cpus=config.agent.cpus,
-        options={**config.tasks.options, **config.agent.options},
-        permissions=permissions,
-    )
+    fleet = None if World.current().is_first else "local"
+    own = configured_fleet(config.agent, config.tasks, tasks, fleet)
     held_out = held_out_tasks(config.evaluation, config.tasks)
-    chosen = scorers(config.scorers.named, config.scorers.options)
-    return _Work(adapter, fleet, tasks, held_out, chosen)
-
-
-def _sessions(config: RunConfig, directory: Path) -> Path:
-    return Path(config.agent.directory) if config.agent.directory else directory / "sessions"
+    folder = Path(config.agent.directory) if config.agent.directory else directory / "sessions"
+    settings = configured_settings(config.agent, config.scorers, folder, model=MODEL)
+    return _Work(*own, tasks, held_out, settings)
 
 
 def _announce_rate(plan: TrainingPlan, on_rule: Callable[[str], None]) -> None:
@@ -277,20 +260,8 @@ def _train_agent(
         finished = FinishedGroups.of(reader, plan.run_id)
         choice.learn((one.task, one.judged_by) for one in attempts_of(reader, run=plan.run_id))
     rule, notice = aggregation(config.training.advantages), RewardNotice(on_rule)
-    settings = RolloutSettings(
-        directory=_sessions(config, plan.directory),
-        parallel=config.agent.parallel,
-        timeout_s=config.agent.timeout_s,
-        model=MODEL,
-        run_id=plan.run_id,
-        session_settings=session_settings(config.agent.sampling),
-        hidden=(*private_in(plan.directory), *store_files(plan.store)),
-        guards=config.agent.guards,
-        bounds=config.agent.bounds,
-        scorers=work.scorers,
-        artefacts=config.scorers.artefacts,
-        judgements=config.scorers.judgements,
-    )
+    hidden = (*private_in(plan.directory), *store_files(plan.store))
+    settings = replace(work.settings, run_id=plan.run_id, hidden=hidden)
     per_step = config.groups.per_step * config.groups.size
     starts = not config.services.engine_urls
     on_begin(TrainingBegin(plan.run_id, plan.store, _steps_trained(plan), per_step, starts))

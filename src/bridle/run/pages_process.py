@@ -74,7 +74,6 @@ class PagesProcess:
         )
 
     async def close(self) -> None:
-        """End the process."""
         async with self._lock:
             await self._end()
 

@@ -161,7 +161,6 @@ def evaluations(reader: Reader, run_id: str) -> list[dict[str, float]]:
 
 
 def evaluation_metrics(measured: Evaluation) -> dict[str, float]:
-    """Return an evaluation as the numbers of a step."""
     k, mean = measured.mean_at
     named = {f"pass_at_{k}": value for k, value in measured.pass_at.items()}
     named[f"mean_at_{k}"] = named["reward"] = mean
@@ -190,7 +189,6 @@ def _run_as_data(run: RunRecord) -> dict[str, Any]:
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return the report as lines for a person."""
     rewards = [value for value in report["reward_by_step"] if value is not None]
     lines = []
     if rewards:

@@ -35,6 +35,7 @@ from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSetting
 from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes import SandboxProvider
 from bridle.harnesses.sandboxes.bounds import Bounds
+from bridle.harnesses.scorers import scorers
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
@@ -43,7 +44,14 @@ from bridle.run.agents import SANDBOXES, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.attempts import ending
-from bridle.run.config import AgentConfig, RolloutConfig, TasksConfig, reentrant
+from bridle.run.config import (
+    AgentConfig,
+    RolloutConfig,
+    ScorersConfig,
+    TasksConfig,
+    permitted,
+    reentrant,
+)
 from bridle.run.environment import admin_key_for, default_proxy, key_files
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import GroupPlan
@@ -268,6 +276,40 @@ class Rollouts:
             return self._submit(run(number, begun, ended))
 
         return start
+
+
+def configured_fleet(
+    agent: AgentConfig, tasks: TasksConfig, chosen: Sequence[Task], fleet: str | None = None
+) -> tuple[Adapter, Fleet]:
+    """Return the adapter and the fleet that a configuration names; ``fleet`` replaces its own."""
+    return fleet_of(
+        fleet or agent.fleet,
+        agent.name,
+        tasks.verifier,
+        chosen,
+        agent.sandbox,
+        cpus=agent.cpus,
+        options={**tasks.options, **agent.options},
+        permissions=permitted(agent, tasks),
+    )
+
+
+def configured_settings(
+    agent: AgentConfig, scoring: ScorersConfig, directory: Path, **more: Any
+) -> RolloutSettings:
+    """Return the settings of sessions that a configuration states, with ``more`` of them."""
+    own = RolloutSettings(
+        directory,
+        agent.parallel,
+        agent.timeout_s,
+        session_settings=session_settings(agent.sampling),
+        guards=agent.guards,
+        bounds=agent.bounds,
+        scorers=scorers(scoring.named, scoring.options),
+        artefacts=scoring.artefacts,
+        judgements=scoring.judgements,
+    )
+    return replace(own, **more)
 
 
 def _with_keys_hidden(settings: RolloutSettings) -> RolloutSettings:

@@ -46,7 +46,6 @@ class Service:
         log: Path,
         keys: Mapping[str, str | None] = MappingProxyType({}),
         *,
-        threads: int = 1,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Prepare the process.
@@ -56,7 +55,6 @@ class Service:
         """
         self._arguments = tuple(arguments)
         self._log = log
-        self._threads = threads
         self._start_timeout_s = start_timeout_s
         self._keys = {name: key for name, key in keys.items() if key is not None}
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,7 +77,7 @@ class Service:
                 env={
                     **inherited,
                     **{f"{name}_FILE": f"/dev/fd/{one.fileno()}" for name, one in files.items()},
-                    "OMP_NUM_THREADS": str(self._threads),
+                    "OMP_NUM_THREADS": "1",
                     LAUNCHER_VARIABLE: str(os.getpid()),
                 },
             )

@@ -169,8 +169,6 @@ def _require_known(values: Mapping[str, Any], kind: type, where: str) -> None:
     types = get_type_hints(kind)
     known = {field.name: types[field.name] for field in fields(kind)}
     for name, value in values.items():
-        if (moved := getattr(kind, "MOVED", {}).get(name)) is not None:
-            raise SettingsError(f"{where}: the setting {name!r} is {moved} now")
         if name not in known:
             raise SettingsError(f"{where}: there is no setting {name!r}, but {', '.join(known)}")
         if not isinstance(value, dict):

@@ -163,11 +163,10 @@ def stack(
     version: int = 0,
     engine: EngineKind = "embedded",
     engine_arguments: Sequence[str] = (),
-    host: str = "127.0.0.1",
 ) -> Iterator[Stack]:
     """Run an engine that serves ``policy`` as ``version``, and a proxy in front of it.
 
-    The proxy records to ``store`` and listens on ``host``. Both ask for keys that are made here.
+    The proxy records to ``store``. Both ask for keys that are made here.
     """
     with stacks(
         {DEFAULT_POLICY: policy},
@@ -176,7 +175,6 @@ def stack(
         logs,
         version=version,
         engine=EngineChoice(engine, tuple(engine_arguments)),
-        host=host,
     ) as running:
         yield running[DEFAULT_POLICY]
 
@@ -253,13 +251,12 @@ def recording(
     *,
     version: int = 0,
     key: str | None = None,
-    host: str = "127.0.0.1",
 ) -> Iterator[Stack]:
     """Run a proxy in front of an engine that serves ``policy`` as ``version``.
 
     The engine asks for ``key``.
     """
-    with proxy(engine_url, policy, store, logs, key=key, host=host) as (proxy_url, admin_key):
+    with proxy(engine_url, policy, store, logs, key=key) as (proxy_url, admin_key):
         running = Stack(engine_url, proxy_url, kind=kind, engine_key=key, admin_key=admin_key)
         running.announce(version)
         yield running

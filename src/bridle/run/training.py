@@ -358,12 +358,10 @@ def loaded_episode(
 
 
 def newest_policy(plan: TrainingPlan) -> Path:
-    """Return the model directory of the newest checkpoint."""
     return checkpoints(plan.directory / CHECKPOINTS)[-1] / POLICY_DIRECTORY
 
 
 def step_line(report: StepReport) -> str:
-    """Return a step as one line for a person."""
     spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in report.seconds.items())
     reached = f"reward {report.reward_mean:.3f}, version {report.version}"
     return f"step {report.step + 1}: {reached}, {spent}"

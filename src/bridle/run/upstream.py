@@ -25,7 +25,6 @@ class Upstream:
     """The result of probing an upstream."""
 
     url: str
-    reachable: bool = False
     model: str | None = None
     """The first model that it lists."""
     tokenizer: Path | None = None
@@ -54,13 +53,13 @@ def examine(
             listed = str(cards[0]["id"]) if cards else None
             named = model or listed
             tokenizer = None if external else _tokenizer(cards, named)
-            found = Upstream(url, reachable=True, model=listed, tokenizer=tokenizer)
+            found = Upstream(url, model=listed, tokenizer=tokenizer)
             if external or named is None:
                 return found
             return _asked_for_ids(client, found, named)
         except httpx.TimeoutException:
             problem = f"it did not answer within {_PATIENCE_S:g} s, so nothing is known of it"
-            return Upstream(url, reachable=True, problem=problem)
+            return Upstream(url, problem=problem)
         except httpx.HTTPError:
             problem = "nothing listens there yet: calls fail until something does"
             return Upstream(url, problem=problem)
@@ -127,7 +126,6 @@ def _asked_for_ids(client: httpx.Client, found: Upstream, model: str) -> Upstrea
         )
     return Upstream(
         found.url,
-        reachable=True,
         model=found.model,
         tokenizer=found.tokenizer,
         token_ids=token_ids,

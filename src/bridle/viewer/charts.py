@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 _STAGES: Final = 8
 """The number of colours of the bars."""
 
@@ -51,13 +53,11 @@ class Chart:
 
     @property
     def last(self) -> float | None:
-        """The last value of the first series."""
         first = next(iter(self.series.values()))
         return next((value for value in reversed(first) if value is not None), None)
 
     @property
     def values(self) -> list[float]:
-        """All values."""
         return [value for of in self.series.values() for value in of if value is not None]
 
 
@@ -120,12 +120,11 @@ def histogram(
     if not values:
         return ()
     low, high = min(values), max(values)
-    width = (high - low) / bins or 1.0
-    counts = [0] * (bins if high > low else 1)
-    for value in values:
-        counts[min(len(counts) - 1, int((value - low) / width))] += 1
-    most = max(counts)
+    several = high > low
+    counts, edges = np.histogram(
+        values, bins if several else 1, (low, high if several else low + 1)
+    )
+    shares = 100 * counts / counts.max()
     return tuple(
-        (low + width * index, low + width * (index + 1), count, 100 * count / most)
-        for index, count in enumerate(counts)
+        zip(edges.tolist(), edges[1:].tolist(), counts.tolist(), shares.tolist(), strict=False)
     )

@@ -70,7 +70,7 @@ def ablate(
     else:
         _print(data)
         if plot is not None:
-            out.print(f"{plot}: tokens by builder, and breaks", highlight=False, soft_wrap=True)
+            out.print(f"{plot}: tokens by builder, and breaks")
 
 
 def _print(data: dict[str, Any]) -> None:
@@ -81,13 +81,11 @@ def _print(data: dict[str, Any]) -> None:
         if row["flops"] is not None:
             compute += f" ({row['flops']:.2e} FLOPs)"
         table.add_row(name, *(f"{row[key]:,}" for key, _ in _COLUMNS), compute)
-    out.print(
-        f"{counted(data['sessions'], 'session')}, {counted(data['calls'], 'call')}", highlight=False
-    )
+    out.print(f"{counted(data['sessions'], 'session')}, {counted(data['calls'], 'call')}")
     out.print(table)
     for label, counts in (("break", data["breaks"]), ("left out", data["left_out"])):
         for reason, number in counts.items():
-            out.print(f"  {label}: {number} {reason}", highlight=False)
+            out.print(f"  {label}: {number} {reason}")
 
 
 def _plot(data: dict[str, Any], path: Path) -> None:

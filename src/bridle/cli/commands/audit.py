@@ -56,7 +56,7 @@ def audit(
         print_json(total.as_data())
     else:
         if state is not None and state.lost:
-            out.print(f"run {run}: {state.text}", highlight=False)
+            out.print(f"run {run}: {state.text}")
         if none is not None:
             out.print(f"{none.capitalize()}.")
         else:
@@ -125,7 +125,7 @@ class _Total:
         for line in account_lines(self.fates):
             table.add_row(line.label, str(line.tokens))
         calls = ", ".join(f"{count} {status}" for status, count in sorted(self.calls.items()))
-        out.print(f"{counted(self.sessions, 'session')}; calls: {calls or 'none'}", highlight=False)
+        out.print(f"{counted(self.sessions, 'session')}; calls: {calls or 'none'}")
         out.print(table)
         drawn = plain_table("drawn at", "captured", "trainable")
         for label, tokens in sorted(self.samplers.items()):
@@ -134,14 +134,13 @@ class _Total:
             out.print(drawn)
         for violation in self.violations:
             where = " {session} {subject}: {detail}".format(**violation)
-            out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)
+            out.print(Text.assemble((violation["rule"], "bold red"), where))
         if self.judged:
             out.print(f"Stored the judgement of {counted(self.judged, 'session')}.")
         if self.unlinked:
             out.print(
                 f"{counted(self.unlinked, 'call')} continue no other though the session has "
-                "another conversation: `bridle doctor SESSION` says more.",
-                soft_wrap=True,
+                "another conversation: `bridle doctor SESSION` says more."
             )
         if not self.violations:
             self._print_verdict()
@@ -153,8 +152,7 @@ class _Total:
         elif self.calls["complete"]:
             out.print(
                 "Nothing was captured: the engine returned no token ids. Texts can be exported; "
-                "`bridle doctor last` says what to do.",
-                soft_wrap=True,
+                "`bridle doctor last` says what to do."
             )
         else:
             out.print("Nothing was captured: no call was answered.")

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 
 from bridle.cli.options import EngineOption, JsonOption, ProxyOption, StoreOption, base_urls
@@ -73,17 +72,12 @@ def demo(
     run = Demo(out_dir, settings, err if json else out, services=services)
     if start_from is not None:
         run.start_from(start_from)
-    if run.finished:
-        report = orjson.loads((out_dir / "report.json").read_bytes())
-        run.show(report)
-        (err if json else out).print("This run is finished; --fresh starts a new one.")
-    else:
-        try:
-            report = run.run()
-        except PackageNotFetched as error:
-            fail(f"{error}; `bridle demo --policy tiny` needs no download")
-        except KeyboardInterrupt:
-            err.print(f"\nStopped. The same command resumes; the store is in {out_dir}.")
-            raise typer.Exit(130) from None
+    try:
+        report = run.run()
+    except PackageNotFetched as error:
+        fail(f"{error}; `bridle demo --policy tiny` needs no download")
+    except KeyboardInterrupt:
+        err.print(f"\nStopped. The same command resumes; the store is in {out_dir}.")
+        raise typer.Exit(130) from None
     if json:
         print_json(report)

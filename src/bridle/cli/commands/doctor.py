@@ -6,7 +6,7 @@ conversation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -160,24 +160,22 @@ def print_findings(subject: str, found: Sequence[Finding]) -> None:
     The first finding is the cause of the others.
     """
     if not found:
-        _say(f"{subject}: nothing is wrong in the record.")
+        out.print(f"{subject}: nothing is wrong in the record.")
         return
     for number, finding in enumerate(found):
-        _say(f"{'' if number == 0 else chr(10)}{finding.severity.upper():7}  {finding.cause}")
-        _say(f"         {finding.evidence}")
-        _say(f"         {finding.remedy}")
+        out.print(f"{'' if number == 0 else chr(10)}{finding.severity.upper():7}  {finding.cause}")
+        out.print(f"         {finding.evidence}")
+        out.print(f"         {finding.remedy}")
         if finding.calls:
-            _say(f"         see {', '.join(finding.calls)}")
+            out.print(f"         see {', '.join(finding.calls)}")
 
 
 def _print(found: dict[str, Any]) -> None:
-    for part, lines in _PARTS:
-        if part not in found:
-            continue
+    for part in filter(found.__contains__, _ORDER):
         verdict = found[part]
-        _say(f"{'BROKEN' if verdict['broken'] else 'ok':6}  {part}")
-        for line in lines(verdict):
-            _say(f"        {line}")
+        out.print(f"{'BROKEN' if verdict['broken'] else 'ok':6}  {part}")
+        for line in _LINES[part](verdict) if part in _LINES else verdict["lines"]:
+            out.print(f"        {line}")
 
 
 def _template(verdict: dict[str, Any]) -> list[str]:
@@ -207,11 +205,6 @@ def _tool_calls(verdict: dict[str, Any]) -> str:
     )
 
 
-def _lines(verdict: dict[str, Any]) -> list[str]:
-    lines: list[str] = verdict["lines"]
-    return lines
-
-
 def _store(verdict: dict[str, Any]) -> list[str]:
     if verdict["broken"]:
         return [verdict["broken"]]
@@ -220,29 +213,16 @@ def _store(verdict: dict[str, Any]) -> list[str]:
     return [f"{verdict['store']} has the newest schema ({verdict['revision']})"]
 
 
-def _tokenizer(verdict: dict[str, Any]) -> list[str]:
-    return [verdict["line"]]
-
-
-_PARTS: Final = (
-    ("template", _template),
-    ("harness", _lines),
-    ("engine", _lines),
-    ("tokenizer", _tokenizer),
-    ("proxy", _lines),
-    ("store", _store),
-    ("upstreams", _lines),
-    ("harnesses", _lines),
-    ("keys", _lines),
-    ("disk", _lines),
-    ("versions", _lines),
-    ("clock", _lines),
+_ORDER: Final = (
+    *("template", "harness", "engine", "tokenizer", "proxy", "store", "upstreams"),
+    *("harnesses", "keys", "disk", "versions", "clock"),
 )
+_LINES: Final[dict[str, Callable[[dict[str, Any]], list[str]]]] = {
+    "template": _template,
+    "store": _store,
+}
+"""The functions that make the lines of verdicts without ``lines``."""
 
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _say(line: str) -> None:
-    out.print(line, highlight=False, soft_wrap=True)

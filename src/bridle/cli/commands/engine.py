@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from bridle.cli.commands import engine_vllm
-from bridle.cli.options import JsonOption, model_path, tokenizer_path
+from bridle.cli.options import HostOption, JsonOption, PortOption, model_path, tokenizer_path
 from bridle.cli.serving import announce, listening_on, stop_signals, wait_for
 from bridle.cli.settings import settable
 from bridle.cli.terminal import fail
@@ -44,8 +44,8 @@ def embedded(
         Path, typer.Option(parser=model_path, metavar="MODEL", help="Directory or Hub name.")
     ],
     served_model_name: Annotated[str | None, typer.Option(help="Default: directory name.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
     device: Annotated[str, typer.Option(help="PyTorch's name of a device: cpu, cuda.")] = "cpu",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Type of the weights.")
@@ -110,8 +110,8 @@ def scripted(
         ),
     ] = None,
     served_model_name: Annotated[str, typer.Option(help="The model's name.")] = "scripted",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
     json: JsonOption = False,
 ) -> None:
     """Serve replies of a Python function, without a model and without torch: for a first look."""

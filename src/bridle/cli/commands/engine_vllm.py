@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridle.cli.options import JsonOption, base_urls, model_path
+from bridle.cli.options import JsonOption, PortOption, base_urls, model_path
 from bridle.cli.serving import announce, leave_on_sigterm, stop_signals, wait_for
 from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
@@ -45,7 +45,7 @@ def vllm(
             callback=base_urls, help="Check the vLLM at this URL instead of starting one."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: PortOption = 8000,
     run_dir: Annotated[
         Path, typer.Option(help="vLLM's log, and a note of the weights it served last.")
     ] = Path("runs/vllm"),
@@ -99,7 +99,7 @@ def vllm(
             options=config,
             python=python,
             resume=resume,
-            on_event=_say,
+            on_event=err.print,
             api_key=key,
         )
         with err.status("vLLM starts."):
@@ -136,7 +136,7 @@ def _examined(url: str, expect: Expectation, json: bool, key: str | None) -> lis
     checks = check_engine(url, expect=expect, api_key=key)
     failed = failures(checks)
     for check in failed if json else checks:
-        (err if json else out).print(check.line, highlight=False, soft_wrap=True)
+        (err if json else out).print(check.line)
     if failed:
         raise typer.Exit(CHECK_FAILED)
     return checks
@@ -148,7 +148,3 @@ def _as_data(checks: Sequence[Check]) -> list[dict[str, Any]]:
 
 def _named(parser: str | None) -> str | None:
     return None if parser == "none" else parser
-
-
-def _say(event: str) -> None:
-    err.print(event, highlight=False, soft_wrap=True)

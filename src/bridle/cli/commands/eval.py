@@ -91,10 +91,10 @@ def eval(
                     bounds=agent.bounds,
                     options={**config.tasks.options, **agent.options},
                     on_result=lambda _result, bar=bar: progress.advance(bar),
-                    on_rule=lambda line: err.print(line, highlight=False, soft_wrap=True),
+                    on_rule=err.print,
                 )
     else:
-        notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))
+        notice = RewardNotice(err.print)
         sources = None if config.sources is None else [one.value for one in config.sources]
         with reader(store) as opened:
             require_run(opened, run)
@@ -122,7 +122,7 @@ def eval(
     out.print(table(parts, whole, by))
     if named or config.plot:
         drawn = f"   plot: {output / 'eval.png'}" if config.plot else ""
-        out.print(f"report: {output / 'report.json'}{drawn}", highlight=False, soft_wrap=True)
+        out.print(f"report: {output / 'report.json'}{drawn}")
 
 
 def _serve(

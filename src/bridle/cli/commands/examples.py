@@ -32,10 +32,10 @@ def examples(
         fail(f"there is no example {name!r}: {', '.join(found)}", 2)
     target = to / name
     if target.exists():
-        out.print(f"{target} is there already", highlight=False)
+        out.print(f"{target} is there already")
         return
     shutil.copytree(found[name], target, ignore=shutil.ignore_patterns("__pycache__"))
-    out.print(f"copied to {target}", highlight=False)
+    out.print(f"copied to {target}")
 
 
 def _summary(directory: Path) -> str:

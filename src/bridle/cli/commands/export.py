@@ -115,9 +115,9 @@ def export(
         rows, sessions = counted(file["rows"], "row"), counted(file["sessions"], "session")
         out.print(f"{file['path']}: {rows} of {sessions}")
         for reason, count in file["left_out"].items():
-            out.print(f"  left out: {count} {reason}", highlight=False)
+            out.print(f"  left out: {count} {reason}")
         for reason, count in file["untrained_tokens"].items():
-            out.print(f"  tokens not trained: {count} {reason}", highlight=False)
+            out.print(f"  tokens not trained: {count} {reason}")
 
 
 def _selected(assignments: Sequence[str]) -> Selection:

@@ -61,7 +61,7 @@ def import_(
         return
     out.print(f"{counted(len(report.sessions), 'session')}, {counted(report.calls, 'call')}")
     for reason, count in report.left_out.items():
-        out.print(f"  left out: {count} {reason}", highlight=False)
+        out.print(f"  left out: {count} {reason}")
 
 
 def _files(path: Path) -> list[Path]:

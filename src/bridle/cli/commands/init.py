@@ -28,11 +28,7 @@ def init(
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         shutil.copyfile(file, folder / file.name)
-    _say(f"wrote {', '.join(file.name for file in files)} to {folder.resolve()}")
+    out.print(f"wrote {', '.join(file.name for file in files)} to {folder.resolve()}")
     into = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-    _say(f"train:  {into}bridle train --config run.toml --out runs/first")
-    _say("look:   bridle viewer --store runs/first/bridle.db")
-
-
-def _say(line: str) -> None:
-    out.print(line, highlight=False, soft_wrap=True)
+    out.print(f"train:  {into}bridle train --config run.toml --out runs/first")
+    out.print("look:   bridle viewer --store runs/first/bridle.db")

@@ -55,4 +55,4 @@ def kind(
     for number, call in enumerate(calls, start=1):
         verdict = loaded.verdicts[call.id]
         mark = "*" if call.id in chosen else " "
-        out.print(f"{mark} {number:>3}  {verdict.kind:<10} {verdict.evidence}", highlight=False)
+        out.print(f"{mark} {number:>3}  {verdict.kind:<10} {verdict.evidence}")

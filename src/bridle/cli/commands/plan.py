@@ -187,4 +187,4 @@ def _print(found: dict[str, Any], machine: Device) -> None:
             f"{machine.name}"
         )
     for line in lines:
-        out.print(line, highlight=False, soft_wrap=True)
+        out.print(line)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bridle.cli.options import JsonOption, StoreOption, base_urls, tokenizer_path
+from bridle.cli.options import (
+    HostOption,
+    JsonOption,
+    PortOption,
+    StoreOption,
+    base_urls,
+    tokenizer_path,
+)
 from bridle.cli.serving import announce, listening_on, stop_signals, wait_for
 from bridle.cli.settings import configured
 from bridle.cli.terminal import fail
@@ -50,8 +57,8 @@ def proxy(
     ],
     store: StoreOption,
     config: ProxyConfig,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = DEFAULT_PORT,
     tokenizer: Annotated[
         Path | None,
         typer.Option(

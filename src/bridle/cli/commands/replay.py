@@ -178,7 +178,7 @@ def siblings_of(
         return JobSiblings(proxy, key, recording, parallel)
     command = RecordedCommand.of(recording)
     for warning in command.changes():
-        err.print(f"bridle: {warning}", highlight=False, soft_wrap=True)
+        err.print(f"bridle: {warning}")
     why = why_no_copies(command.folder) if apart else None
     if why is not None and (check is not None or reset):
         fail(f"siblings cannot have copies of their folder, which --check and --reset need: {why}")
@@ -232,18 +232,18 @@ async def _show(proxy: str, key: str | None, sibling: Sibling, turns: Mapping[st
     """
     sys.stdout.write(sibling.stdout)
     sys.stdout.flush()
-    err.print(f"sibling {sibling.session_id or 'without a session'}:", highlight=False)
+    err.print(f"sibling {sibling.session_id or 'without a session'}:")
     if sibling.session_id is None:
-        err.print(f"  {sibling.error}", highlight=False, soft_wrap=True)
+        err.print(f"  {sibling.error}")
         return False
     async with Client(proxy, key) as client:
         calls = await client.calls(sibling.session_id)
     for call in calls:
-        err.print(f"  {turn_line(call, turns)}", highlight=False, soft_wrap=True)
+        err.print(f"  {turn_line(call, turns)}")
     if sibling.reward is not None:
-        out.print(f"{sibling.session_id}: reward {sibling.reward:g}", highlight=False)
+        out.print(f"{sibling.session_id}: reward {sibling.reward:g}")
     if text := (sibling.error or sibling.stderr).strip():
-        err.print(text, highlight=False, markup=False, soft_wrap=True)
+        err.print(text)
     return any(note["name"] == "replay_diverged" for call in calls for note in call["notes"])
 
 
@@ -265,7 +265,6 @@ def turn_line(call: Mapping[str, Any], turns: Mapping[str, int]) -> str:
 
 
 async def recorded(proxy: str, key: str | None, session: str) -> Recording:
-    """Return the recorded session of a proxy."""
     async with Client(proxy, key) as client:
         return await Recording.load(client, session)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 
 from bridle.cli.options import EngineOption, JsonOption
@@ -64,14 +63,10 @@ def reproduce(
     run = Demo(directory, settings, err if json else out, course)
     if start_from is not None:
         run.start_from(start_from)
-    if run.finished:
-        report = orjson.loads((directory / "report.json").read_bytes())
-        run.show(report)
-    else:
-        try:
-            report = run.run()
-        except KeyboardInterrupt:
-            err.print("\nStopped. The same command resumes.")
-            raise typer.Exit(130) from None
+    try:
+        report = run.run()
+    except KeyboardInterrupt:
+        err.print("\nStopped. The same command resumes.")
+        raise typer.Exit(130) from None
     if json:
         print_json(report)

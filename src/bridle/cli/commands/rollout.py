@@ -6,28 +6,30 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
 from rich.progress import Progress
 
-from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.options import JsonOption, KeyOption, ProxyOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.rollout import RolloutResult, RolloutSettings, grouped
-from bridle.harnesses.sampling import session_settings
-from bridle.harnesses.scorers import scorers
+from bridle.harnesses.rollout import RolloutResult, grouped
 from bridle.harnesses.stages import Throughput
 from bridle.reconstruct.rewards import Aggregation, RewardNotice, findings_in
 from bridle.run.agents import first_tasks
 from bridle.run.config import RolloutConfig, permitted, reentrant
 from bridle.run.environment import admin_key_for
-from bridle.run.fleets import fleet_of
-from bridle.run.rollouts import NO_CALL_HINT, Rollouts
+from bridle.run.rollouts import (
+    NO_CALL_HINT,
+    Rollouts,
+    configured_fleet,
+    configured_settings,
+)
 
 _RULE: Final = Aggregation()
 """The rule that makes a session's scores one number; a training run may state another one."""
@@ -48,9 +50,7 @@ _RULE: Final = Aggregation()
 def rollout(
     proxy: ProxyOption,
     config: RolloutConfig,
-    key: Annotated[
-        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
-    ] = None,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run an agent on tasks; each session is verified and rewarded.
@@ -61,41 +61,20 @@ def rollout(
     if not (agent.name and config.tasks.source):
         fail("name --agent and --tasks", 2)
     key = admin_key_for(proxy, key)
-    permissions = permitted(agent, config.tasks)
-    permissions.grant()
+    permitted(agent, config.tasks).grant()
     chosen = first_tasks(config.tasks.source, config.tasks.split, config.limit)
-    adapter, running = fleet_of(
-        agent.fleet,
-        agent.name,
-        config.tasks.verifier,
-        chosen,
-        agent.sandbox,
-        cpus=agent.cpus,
-        options={**config.tasks.options, **agent.options},
-        permissions=permissions,
-    )
-    chosen_scorers = scorers(config.scorers.named, config.scorers.options)
+    adapter, running = configured_fleet(agent, config.tasks, chosen)
+    folder = Path(agent.directory or "runs/rollout")
+    settings = configured_settings(agent, config.scorers, folder, model=config.model)
     leave_on_sigterm()
     with (
         Rollouts(proxy, running, key=key) as rollouts,
         rollouts.run(adapter.name, config=reentrant(config)) as run_id,
         Progress(console=err) as progress,
     ):
-        settings = RolloutSettings(
-            Path(agent.directory or "runs/rollout"),
-            agent.parallel,
-            agent.timeout_s,
-            config.model,
-            run_id,
-            session_settings=session_settings(agent.sampling),
-            guards=agent.guards,
-            bounds=agent.bounds,
-            scorers=chosen_scorers,
-            artefacts=config.scorers.artefacts,
-            judgements=config.scorers.judgements,
-        )
+        settings = replace(settings, run_id=run_id)
         bar = progress.add_task(adapter.name, total=len(chosen) * config.group_size)
-        notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))
+        notice = RewardNotice(err.print)
 
         def on_result(result: RolloutResult) -> None:
             notice(_RULE, result.rewards)
@@ -107,19 +86,15 @@ def rollout(
                 adapter, grouped(chosen, config.group_size), settings, on_result
             )
         except KeyboardInterrupt:
-            err.print(
-                f"\nStopped. What has ended is recorded: bridle sessions --run {run_id}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            err.print(f"\nStopped. What has ended is recorded: bridle sessions --run {run_id}")
             raise
     took = time.monotonic() - began
     fast = Throughput.of(
         [result.stages for result in results if result.stages], took, agent.parallel
     )
-    err.print(str(fast), highlight=False, soft_wrap=True)
+    err.print(str(fast))
     if line := rollouts.judgements_line():
-        err.print(line, highlight=False, soft_wrap=True)
+        err.print(line)
     if json:
         print_json([_as_data(result) for result in results])
     else:
@@ -128,13 +103,13 @@ def rollout(
         r.session_id for r in results if r.session_id and r.outcome is not Outcome.INFRASTRUCTURE
     ]
     if ran and (hint := asyncio.run(_hint_at_calls(proxy, key, ran))):
-        err.print(hint, highlight=False, soft_wrap=True)
-    err.print(f"bridle doctor {run_id} explains the result", highlight=False, soft_wrap=True)
+        err.print(hint)
+    err.print(f"bridle doctor {run_id} explains the result")
     reasons = Counter(
         _reason(result, agent.timeout_s) for result in results if not _completed(result)
     )
     for reason, count in reasons.most_common():
-        err.print(f"{count} {reason}", highlight=False, soft_wrap=True)
+        err.print(f"{count} {reason}")
     if not any(map(_completed, results)):
         fail("no session completed")
 
@@ -167,7 +142,7 @@ def _print(results: Sequence[RolloutResult]) -> None:
     )
     if found:
         each = ", ".join(f"{name} in {count}" for name, count in found.most_common())
-        out.print(f"findings of guards, by sessions: {each}", highlight=False, soft_wrap=True)
+        out.print(f"findings of guards, by sessions: {each}")
 
 
 def _completed(result: RolloutResult) -> bool:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
+from bridle.cli.options import BudgetCalls, BudgetSeconds, BudgetTokens, KeyOption, ProxyOption
 from bridle.cli.terminal import err, fail
 from bridle.harnesses.adapters import Configurable, configurable
 from bridle.harnesses.client import (
@@ -82,9 +82,7 @@ def run(
             "apart from your own settings."
         ),
     ] = True,
-    key: Annotated[
-        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
-    ] = None,
+    key: KeyOption = None,
 ) -> None:
     """Run a command as one recorded session: bridle run -- codex."""
     key = admin_key_for(proxy, key)
@@ -120,7 +118,7 @@ def run(
     if program == "codex" and code and _outside_git(argv[1:]):
         remedy = "Codex works outside a Git repository only with `codex exec --skip-git-repo-check`"
     said = asyncio.run(seal(proxy, key, session, code, remedy))
-    err.print(said, highlight=False, soft_wrap=True)
+    err.print(said)
     raise typer.Exit(code)
 
 

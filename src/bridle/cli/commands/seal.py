@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.options import ProxyOption, StoreOption
+from bridle.cli.options import KeyOption, ProxyOption, StoreOption
 from bridle.cli.reading import one_session, reader
 from bridle.cli.terminal import fail, out
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
-from bridle.keys import ADMIN_KEY_VARIABLE
 from bridle.run.environment import admin_key_for
 from bridle.store.writing.batch import Patch
 from bridle.store.writing.writer import Writer
@@ -25,9 +24,7 @@ def seal(
     store: StoreOption,
     proxy: ProxyOption,
     outcome: Annotated[str, typer.Option(help="How the session ended.")] = "completed",
-    key: Annotated[
-        str | None, typer.Option(envvar=ADMIN_KEY_VARIABLE, help="Admin key of the proxy.")
-    ] = None,
+    key: KeyOption = None,
 ) -> None:
     """End a session: it takes no more calls, and reaches the feed.
 
@@ -39,13 +36,13 @@ def seal(
     with reader(store) as source:
         record = one_session(source, session)
         if record.sealed_at is not None:
-            out.print(f"{record.id} is sealed already: {record.outcome}", highlight=False)
+            out.print(f"{record.id} is sealed already: {record.outcome}")
             return
     if not asyncio.run(_sealed_by(proxy, admin_key_for(proxy, key), record.id, outcome)):
         with Writer(store) as writer:
             fields = {"sealed_at": time.time(), "outcome": outcome}
             writer.add_sync(Patch("sessions", record.id, fields, once="sealed_at"))
-    out.print(f"{record.id} is sealed: {outcome}", highlight=False)
+    out.print(f"{record.id} is sealed: {outcome}")
 
 
 async def _sealed_by(proxy: str, key: str | None, session_id: str, outcome: str) -> bool:

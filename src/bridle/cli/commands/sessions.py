@@ -40,7 +40,7 @@ def sessions(
         print_json(rows)
         return
     if state is not None and state.status != "completed":
-        out.print(f"run {run}: {state.text}", highlight=False)
+        out.print(f"run {run}: {state.text}")
     if none is not None:
         out.print(f"{none.capitalize()}.")
         return

@@ -83,7 +83,7 @@ def sft(
     taken: dict[str, Conservation] = {}
     examples = _examples(data, policy, store, selection, left_out, taken)
     for reason, count in left_out.items():
-        out.print(f"left out: {count} {reason}", highlight=False)
+        out.print(f"left out: {count} {reason}")
     _print_rate(policy, config)
     recording = nullcontext() if data else sft_run(store, output.name, selection.rules, config)
     with recording as account, learning(policy, config) as learner:
@@ -93,15 +93,15 @@ def sft(
         if account is not None:
             account(taken, len(history))
     first, last = history[0].loss, history[-1].loss
-    out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
+    out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}")
 
 
 def _print_rate(policy: Path, config: SftConfig) -> None:
     from bridle.trainer.learner.rates import rate_line, rate_warning
 
-    out.print(rate_line(config), highlight=False)
+    out.print(rate_line(config))
     if (warning := rate_warning(config, policy)) is not None:
-        err.print(f"warning: {warning}", highlight=False)
+        err.print(f"warning: {warning}")
 
 
 def _on_preferences(policy: Path, data: Path | None, output: Path, config: SftConfig) -> None:
@@ -124,8 +124,7 @@ def _on_preferences(policy: Path, data: Path | None, output: Path, config: SftCo
         figures = train_preferences(policy, rows, scratch, config)
     out.print(
         f"{output}: {figures.rows} rows, {figures.updates} updates, loss "
-        f"{figures.first_loss:.3f} → {figures.last_loss:.3f}",
-        highlight=False,
+        f"{figures.first_loss:.3f} → {figures.last_loss:.3f}"
     )
 
 

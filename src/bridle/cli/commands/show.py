@@ -82,15 +82,14 @@ def show(
 
 def _print_head(about: dict[str, Any], loaded: LoadedSession) -> None:
     name = f"  ({about['name']})" if about["name"] else ""
-    out.print(Text.assemble((about["id"], "bold"), name), soft_wrap=True)
+    out.print(Text.assemble((about["id"], "bold"), name))
     out.print(
         f"{about['harness'] or 'unknown harness'} · {about['outcome'] or OPEN} · "
         f"{counted(about['calls'], 'call')} · {about['observed_tokens']} tokens observed, "
-        f"{about['sampled_tokens']} sampled",
-        soft_wrap=True,
+        f"{about['sampled_tokens']} sampled"
     )
     for damage in loaded.damage:
-        out.print(Text(damage.detail, style="bold red"), soft_wrap=True)
+        out.print(Text(damage.detail, style="bold red"))
 
 
 def _print_turns(turns: Sequence[Turn], rows: Sequence[dict[str, Any]], full: bool) -> None:
@@ -148,7 +147,7 @@ def _print_messages(turn: Turn, full: bool) -> None:
 
 def _print_message(message: ShownMessage, label: str, full: bool) -> None:
     named = f"{label} {message.tool_call_id}" if message.tool_call_id else label
-    out.print(Text(named, style=_ROLES.get(message.role, "bold")), soft_wrap=True)
+    out.print(Text(named, style=_ROLES.get(message.role, "bold")))
     parts = []
     if message.reasoning:
         parts.append(Text("  thinking", style="dim"))
@@ -162,7 +161,7 @@ def _print_message(message: ShownMessage, label: str, full: bool) -> None:
     for call in message.tool_calls:
         parts.append(Text.assemble((f"  {call.name}", "bold yellow"), f" {call.arguments}"))
     for part in parts or [Text("  (empty)", style="dim")]:
-        out.print(part, soft_wrap=True)
+        out.print(part)
 
 
 def _indented(text: str) -> str:
@@ -178,10 +177,10 @@ def _print_totals(
     breaks = Counter(reason for row in rows for reason in row["break_reasons"])
     if breaks:
         each = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
-        out.print(f"breaks on ({mode} mode): {each}", highlight=False)
+        out.print(f"breaks on ({mode} mode): {each}")
     noted = Counter(sentence(note) for call in calls for note in call.notes)
     for text, count in noted.most_common():
-        out.print(Text(f"noted in {counted(count, 'call')}: {text}"), soft_wrap=True)
+        out.print(Text(f"noted in {counted(count, 'call')}: {text}"))
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
     for role, named in about["role_rewards"].items():
@@ -191,7 +190,7 @@ def _print_totals(
         at = ", ".join(map(str, found.get("turns", ())))
         where = f" in turns {at}" if at else ""
         shown = f": {found['example']}" if "example" in found else ""
-        out.print(f"finding {name} ({found['mode']}){where}{shown}", markup=False)
+        out.print(f"finding {name} ({found['mode']}){where}{shown}")
     _print_rewards(rows)
 
 

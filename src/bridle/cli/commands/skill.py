@@ -30,4 +30,4 @@ def skill(
     if target.exists() and not force:
         fail(f"{target} is there already: --force overwrites its files")
     shutil.copytree(SKILL, target, dirs_exist_ok=True)
-    out.print(f"wrote {target}", highlight=False, soft_wrap=True)
+    out.print(f"wrote {target}")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.options import JsonOption, KeyOption, ProxyOption
 from bridle.cli.terminal import out, print_json, print_table
 from bridle.harnesses.client import Client
 from bridle.run.environment import admin_key_for
@@ -15,9 +13,7 @@ from bridle.run.environment import admin_key_for
 
 def status(
     proxy: ProxyOption,
-    key: Annotated[
-        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
-    ] = None,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show a running proxy's policy version, gate and engines."""
@@ -30,8 +26,7 @@ def status(
     gate = "paused" if policy["paused"] else "open"
     out.print(
         f"policy version {policy['version']}; gate {gate}; "
-        f"{policy['running']} calls run, {policy['waiting']} wait",
-        highlight=False,
+        f"{policy['running']} calls run, {policy['waiting']} wait"
     )
     shown = {
         "engine": "name",
@@ -48,7 +43,7 @@ def status(
     for engine in found["engines"]:
         if difference := engine["rendering_difference"]:
             line = f"{engine['name']}: {difference}; its calls are not continued exactly"
-            out.print(line, highlight=False, soft_wrap=True)
+            out.print(line)
 
 
 async def _ask(proxy: str, key: str | None) -> dict[str, Any]:

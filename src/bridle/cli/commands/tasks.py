@@ -27,4 +27,4 @@ def convert_rows(
     from bridle.harnesses.tasks.harbor.swe import convert, rows_in
 
     count = sum(1 for _ in convert(kind, rows_in(rows), target))
-    out.print(f"{counted(count, 'task')} in {target}", highlight=False, soft_wrap=True)
+    out.print(f"{counted(count, 'task')} in {target}")

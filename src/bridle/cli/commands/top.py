@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bridle.cli.options import JsonOption, ProxyOption, RunOption, StoreOption
+from bridle.cli.options import JsonOption, KeyOption, ProxyOption, RunOption, StoreOption
 from bridle.cli.reading import reader, require_run
 from bridle.cli.terminal import counted, out, print_json
 from bridle.diagnosis.pages import SessionLine, placed_sessions, session_lines
@@ -52,9 +52,7 @@ def top(
     run: RunOption = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    key: Annotated[
-        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
-    ] = None,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show live what is recorded. Ctrl-C ends.

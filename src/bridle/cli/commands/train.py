@@ -47,7 +47,7 @@ def train(
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # not one of several processes
         where = f"inside {config.agent.name}" if config.agent.name else "on recorded sessions"
         begun = f"training {config.policy.model} {where}, into {output}"
-        _print_line(f"{begun}; PyTorch is loaded first")
+        out.print(f"{begun}; PyTorch is loaded first")
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
         from bridle.cli.ranks import run_on_each_device
         from bridle.diagnosis.findings import findings_of_run
@@ -63,10 +63,10 @@ def train(
             require_run(source, config.recordings.run)
     run_on_each_device(config.training.compute.device)
     leave_on_sigterm()
-    progress = TrainingProgress(config.training.steps, _print_line)
+    progress = TrainingProgress(config.training.steps, out.print)
 
     def on_step(report: StepReport) -> None:
-        _print_line(step_line(report))
+        out.print(step_line(report))
         progress.step_ended(report.step, report.metrics())
 
     try:
@@ -76,18 +76,14 @@ def train(
             on_begin=progress.begin,
             on_session=progress.session_ended,
             on_step=on_step,
-            on_rule=_print_line,
+            on_rule=out.print,
         )
     except KeyboardInterrupt:
         err.print("\nStopped. The same command resumes from the last whole step.")
         raise typer.Exit(130) from None
-    _print_line(f"{result.policy}: after {result.steps} of {result.planned} steps")
+    out.print(f"{result.policy}: after {result.steps} of {result.planned} steps")
     for line in report_lines(result.report):
-        _print_line(line)
-    out.print(f"report: {output / 'report.json'}   plot: {output / 'reward.png'}", soft_wrap=True)
+        out.print(line)
+    out.print(f"report: {output / 'report.json'}   plot: {output / 'reward.png'}")
     with Reader(result.store) as source:
         print_findings(f"run {result.run_id}", findings_of_run(source, result.run_id))
-
-
-def _print_line(line: str) -> None:
-    out.print(line, highlight=False, soft_wrap=True)

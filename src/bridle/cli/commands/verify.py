@@ -84,8 +84,4 @@ def _print(found: list[VerifiedSession], verdicts: list[str]) -> None:
     print_table(names, rows, shrinks="session")
     for one in found:
         for token, recorded, engines in one.other_texts[:3]:
-            out.print(
-                f"{one.session_id}: id {token} was {recorded!r} and is {engines!r}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            out.print(f"{one.session_id}: id {token} was {recorded!r} and is {engines!r}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bridle.cli.commands.reward import operator_reward
-from bridle.cli.options import JsonOption, StoreOption, tokenizer_path
+from bridle.cli.options import JsonOption, PortOption, StoreOption, tokenizer_path
 from bridle.cli.reading import nothing_found, one_session, reader
 from bridle.cli.serving import announce, leave_on_sigterm, listening_on
 from bridle.cli.terminal import fail, out, print_json
@@ -44,7 +44,7 @@ def viewer(
         Path | None, typer.Option(metavar="DIR", help="Write static pages to share, and end.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Newest sessions to bundle.")] = 50,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8700,
+    port: PortOption = 8700,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -145,11 +145,7 @@ def _write(
     if json:
         print_json({"index": str(index), "pages": len(pages), "sessions": len(scope.sessions)})
         return
-    out.print(
-        f"Wrote {len(pages)} pages of {len(scope.sessions)} sessions. Open {index}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    out.print(f"Wrote {len(pages)} pages of {len(scope.sessions)} sessions. Open {index}")
 
 
 def _scope(source: Reader, about: str | None, limit: int) -> Scope:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bridle.cli.commands.replay import recorded, siblings_of
-from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.options import JsonOption, KeyOption, ProxyOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.diagnosis.why import Explanation, Tried, Value
@@ -40,9 +40,7 @@ def why(
         float, typer.Option(help="The lowest reward with which a session has succeeded.")
     ] = 1.0,
     parallel: Annotated[int | None, typer.Option(min=1, help="Siblings at a time.")] = None,
-    key: Annotated[
-        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
-    ] = None,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Find the turn that lost a session, by re-entering it.
@@ -74,7 +72,7 @@ def why(
         print_json(None if about is None else {"turn": about.turn, **about.detail})
         return
     for line in lines(found, turns_of(recording)):
-        out.print(line, highlight=False, soft_wrap=True)
+        out.print(line)
 
 
 def lines(found: Explanation, turns: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -103,7 +101,7 @@ def _shown(value: Value) -> str:
 
 def _print_batch(after: int, tried: Sequence[Tried]) -> None:
     rewards = ", ".join("none" if one.reward is None else f"{one.reward:g}" for one in tried)
-    err.print(f"re-entered after turn {after}: rewards {rewards}", highlight=False)
+    err.print(f"re-entered after turn {after}: rewards {rewards}")
 
 
 async def _record(proxy: str, key: str | None, recording: Recording, found: Explanation) -> None:

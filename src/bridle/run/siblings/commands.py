@@ -85,7 +85,6 @@ class RecordedCommand:
         ]
 
     def request(self, entry: Entry) -> SessionRequest:
-        """Return the request for the session of a re-entry."""
         return SessionRequest(
             group_id=entry.group_id or self.session["group_id"],
             harness=self.session["harness"],

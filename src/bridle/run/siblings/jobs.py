@@ -10,15 +10,12 @@ from typing import Any, Self
 
 import msgspec
 
-from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings
-from bridle.harnesses.sampling import session_settings
-from bridle.harnesses.scorers import scorers
+from bridle.harnesses.rollout import Job, RolloutResult
 from bridle.harnesses.tasks import Task
 from bridle.reconstruct.rewards import Aggregation
 from bridle.run.agents import first_tasks
 from bridle.run.config import RolloutConfig, permitted
-from bridle.run.fleets import fleet_of
-from bridle.run.rollouts import Rollouts
+from bridle.run.rollouts import Rollouts, configured_fleet, configured_settings
 from bridle.run.siblings.recording import Entry, NotReentrant, Recording, Sibling
 
 
@@ -36,31 +33,16 @@ class JobSiblings:
         config, folder = _config(recording)
         agent = config.agent
         with contextlib.chdir(folder):
-            permissions = permitted(agent, config.tasks)
-            permissions.grant()
+            permitted(agent, config.tasks).grant()
             self._task = _task(config, recording.session)
-            self._adapter, fleet = fleet_of(
-                agent.fleet,
-                agent.name,
-                config.tasks.verifier,
-                [self._task],
-                agent.sandbox,
-                cpus=agent.cpus,
-                options={**config.tasks.options, **agent.options},
-                permissions=permissions,
-            )
-            self._settings = RolloutSettings(
+            self._adapter, fleet = configured_fleet(agent, config.tasks, [self._task])
+            self._settings = configured_settings(
+                agent,
+                config.scorers,
                 Path("runs/replay").absolute(),
-                parallel or agent.parallel,
-                agent.timeout_s,
-                config.model,
-                recording.session["run_id"],
-                session_settings=session_settings(agent.sampling),
-                guards=agent.guards,
-                bounds=agent.bounds,
-                scorers=scorers(config.scorers.named, config.scorers.options),
-                artefacts=config.scorers.artefacts,
-                judgements=config.scorers.judgements,
+                parallel=parallel or agent.parallel,
+                model=config.model,
+                run_id=recording.session["run_id"],
             )
         self._name, self._config = (
             f"replay of {recording.id}",
