@@ -36,6 +36,7 @@ SAMPLE_COLUMNS: Final = (
     ("versions", "list<int64>"),
     ("calls", "list<int32>"),
     ("call_ids", "list<string>"),
+    ("choices", "list<int32>"),
     ("roles", "list<string>"),
     ("policies", "list<string>"),
     ("samplers", "list<string>"),
