@@ -70,7 +70,10 @@ class TokenStrip extends HTMLElement {
     const choice = document.createElement("select");
     choice.append(...Object.entries(SHADES).map(([by, { name }]) => new Option(name, by)));
     choice.addEventListener("change", () => {
-      cells.forEach((cell, index) => { cell.className = shade(tokens[index], choice.value); });
+      cells.forEach((cell, index) => {
+        const held = ["chosen", "pinned"].filter((name) => cell.classList.contains(name));
+        cell.className = [shade(tokens[index], choice.value), ...held].join(" ");
+      });
       explain(choice.value);
     });
     label.className = "shades";
