@@ -191,3 +191,20 @@ def test_what_cannot_be_read_is_named_and_left_out(recorded, tmp_path, table, co
     assert report["left_out"]["session_broken"] >= 2
     shown = CliRunner().invoke(app, ["show", sessions[0], "--store", str(copy)])
     assert f"column {column}" in " ".join(shown.output.split())
+
+
+def test_damaged_scores_are_named_beside_the_tokens(recorded, tmp_path):
+    store, sessions = recorded
+    copy = copy_of(store, tmp_path / "scores.data")
+    assert damaged(copy, "trained_spans", "entropies", [sessions[0]]) == 1
+    with Reader(str(copy)) as reader:
+        client = TestClient(viewer_app(Source(reader, str(copy))))
+        pages = [
+            client.get(f"/sessions/{sessions[0]}/turns/{number}/tokens")
+            for number, call in enumerate(reader.calls(sessions[0]), start=1)
+            if call.sampled_tokens
+        ]
+    assert {page.status_code for page in pages} == {200}
+    (named,) = [page.text for page in pages if "cannot be read" in page.text]
+    assert "column entropies" in named
+    assert "sampled" in named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridle.diagnosis.transcript import Turn
@@ -10,6 +10,7 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, Ruling, trainable
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.accounts import trained_spans
+from bridle.store.reading.damage import DamagedRows
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, Logprobs, SpanKind
 from bridle.store.trained import TrainedSpan
@@ -56,10 +57,16 @@ def token_strip(
     A token is ``[id, text, logprob, version, reason, trainer's logprob, entropy]``. All but the
     first two are ``None`` for an observed token. ``reason`` is also ``None`` for a sampled token
     that is trained, and the last two for one that no training has scored. A strip with such scores
-    has ``scored``: the run, the step and the policy version that gave them.
+    has ``scored``: the run, the step and the policy version that gave them. ``damage`` says which
+    scores cannot be read.
     """
     strips: list[dict[str, Any]] = []
-    scores = trained_spans(session.reader, call.id)
+    scores: Mapping[int, TrainedSpan] = {}
+    damage = None
+    try:
+        scores = trained_spans(session.reader, call.id)
+    except DamagedRows as error:
+        damage = str(error)
     if observed:
         brought = [
             row
@@ -79,7 +86,7 @@ def token_strip(
         tokens = _sampled(row, decided.get(choice, Ruling(0)), texts, by)
         scored = by and {"run": by.run_id, "step": by.step + 1, "version": by.version}
         strips.append({"name": name, "start": row.span.start, "tokens": tokens, "scored": scored})
-    return {"strips": strips}
+    return {"strips": strips, "damage": damage}
 
 
 def _sampled(
