@@ -154,7 +154,9 @@ other processes have one."""
 def with_old_logprobs(model: nn.Module, turns: Turns, block_tokens: int) -> Turns:
     """Return the packs with the policy's present scores, for comparison after it has changed."""
     return [
-        pack and scores and replace(pack, old_logprobs=scores.logprobs, entropies=scores.entropies)
+        None
+        if pack is None or scores is None
+        else replace(pack, old_logprobs=scores.logprobs, entropies=scores.entropies)
         for pack, scores in _frozen(model, turns, block_tokens)
     ]
 
@@ -162,7 +164,9 @@ def with_old_logprobs(model: nn.Module, turns: Turns, block_tokens: int) -> Turn
 def with_reference_logprobs(reference: nn.Module, turns: Turns, block_tokens: int) -> Turns:
     """Return the packs with the reference policy's logprobs, for the KL penalty."""
     return [
-        pack and scores and replace(pack, reference_logprobs=scores.logprobs)
+        None
+        if pack is None or scores is None
+        else replace(pack, reference_logprobs=scores.logprobs)
         for pack, scores in _frozen(reference, turns, block_tokens)
     ]
 

@@ -227,9 +227,11 @@ def _kept(
     pack: TrainPack, scores: TokenScores, old_logprobs: Tensor, version: int
 ) -> tuple[SpanScores, ...]:
     """Return the scores of a pack's tokens by the weights of ``version``, for the store."""
-    entropies = scores.entropies if pack.entropies is None else pack.entropies
-    arrays = (each.detach().float().cpu().numpy() for each in (old_logprobs, entropies))
-    return tuple(span_scores(pack.pack, pack.samples, *arrays, version))
+    uncertainty = scores.entropies if pack.entropies is None else pack.entropies
+    logprobs, entropies = (
+        each.detach().float().cpu().numpy() for each in (old_logprobs, uncertainty)
+    )
+    return tuple(span_scores(pack.pack, pack.samples, logprobs, entropies, version))
 
 
 def _gap(pack: TrainPack, old_logprobs: Tensor, version: int) -> LogprobGap:

@@ -84,7 +84,9 @@ def token_strip(
         name = "sampled" if choice == 0 else f"sampled, choice {choice}"
         by = scores.get(choice)
         tokens = _sampled(row, decided.get(choice, Ruling(0)), texts, by)
-        scored = by and {"run": by.run_id, "step": by.step + 1, "version": by.version}
+        scored = (
+            None if by is None else {"run": by.run_id, "step": by.step + 1, "version": by.version}
+        )
         strips.append({"name": name, "start": row.span.start, "tokens": tokens, "scored": scored})
     return {"strips": strips, "damage": damage}
 
@@ -100,10 +102,8 @@ def _sampled(
     versions = [-1] * len(ids)
     for start, end, run in version_ranges(span) if span.versions else ():
         versions[start:end] = [run.version] * (end - start)
-    engine, trainer, entropy = (
-        _numbers(values, len(ids))
-        for values in (span.logprobs, by and by.logprobs, by and by.entropies)
-    )
+    given = (None, None) if by is None else (by.logprobs, by.entropies)
+    engine, trainer, entropy = (_numbers(values, len(ids)) for values in (span.logprobs, *given))
     columns = (ids, texts(ids), engine, versions, reasons, trainer, entropy)
     return [list(token) for token in zip(*columns, strict=True)]
 
