@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.trained import trained
 
 from bridle.bench.gallery import fill
 from bridle.store.reading.queries import Reader
 from bridle.store.writing.writer import Writer
-from support.trained import trained
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

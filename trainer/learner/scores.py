@@ -36,7 +36,8 @@ def span_scores(
             places = pack.offsets[own] - begins
             found.append(
                 SpanScores(
-                    *replies[call],
+                    replies[call].call_id,
+                    replies[call].choice,
                     version,
                     _placed(logprobs[own], places),
                     _placed(entropies[own], places),
