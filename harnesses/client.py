@@ -311,18 +311,20 @@ class Client:
         builder: str = "tree",
         rewarded: bool = False,
         run: str | None = None,
+        facts: bool = False,
     ) -> FeedLease | None:
         """Lease at most ``limit`` sealed sessions of the feed for ``lease_s`` seconds.
 
         ``consumer`` is a name of your choice; it gets each session again until it acknowledges it.
         ``builder`` makes the samples: ``tree``, ``merged`` or ``per_call``. With ``rewarded``, a
-        session waits for its first reward that counts. ``run`` takes the sessions of one run.
+        session waits for its first reward that counts. ``run`` takes the sessions of one run. With
+        ``facts``, samples have what the engine reported of each token.
         Return ``None`` if there are none now.
 
         Raise :class:`ControlError` if the proxy refuses, and :class:`ProxyUnreachable`.
         """
         query: dict[str, Any] = {"limit": limit, "lease_s": lease_s, "builder": builder}
-        query["rewarded"] = str(rewarded).lower()
+        query |= {"rewarded": str(rewarded).lower(), "facts": str(facts).lower()}
         if run is not None:
             query["run"] = run
         reply = await self._send("POST", f"/trajectories/{consumer}/lease?{urlencode(query)}")

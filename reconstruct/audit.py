@@ -35,8 +35,9 @@ from bridle.store.reading.accounts import (
 from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.records import CallStatus, SessionFates, Span, SpanKind
+from bridle.store.records import CallStatus, Span, SpanKind
 from bridle.store.schema.accounts import TRAINED, Fate
+from bridle.store.trained import SessionFates
 from bridle.store.tree import DETACHED
 from bridle.store.writing.integrity import span_checksum
 

@@ -113,18 +113,23 @@ class RecordedStore:
         self,
         rules: SampleRules = DEFAULT_RULES,
         builder: str = "tree",
+        *,
+        facts: bool = False,
         **filters: Any,
     ) -> pa.Table:
-        """Return a table with one row per sample and the columns of ``bridle export``'s Parquet."""
+        """Return a table with one row per sample and the columns of ``bridle export``'s Parquet.
+
+        With ``facts``, they are those of ``--set facts=true``.
+        """
         with needs_arrow():
             import pyarrow as pa
         names = self.reader.reward_names()
         rows = [
-            sample_row(session.record, sample, names, session.rewards)
+            sample_row(session.record, sample, names, session.rewards, facts=facts)
             for session in self.sessions(**filters)
             for sample in session.samples(rules, builder)
         ]
-        return pa.Table.from_pylist(rows, sample_schema(names))
+        return pa.Table.from_pylist(rows, sample_schema(names, facts=facts))
 
     def export(
         self, path: str | Path, form: str | None = None, *, builder: str = "tree", **conditions: Any

@@ -36,6 +36,7 @@ SAMPLE_COLUMNS: Final = (
     ("versions", "list<int64>"),
     ("calls", "list<int32>"),
     ("call_ids", "list<string>"),
+    ("choices", "list<int32>"),
     ("roles", "list<string>"),
     ("policies", "list<string>"),
     ("samplers", "list<string>"),
@@ -74,10 +75,15 @@ def sample_schema(reward_names: Sequence[str], *, facts: bool = False) -> pa.Sch
 
 
 def sample_row(
-    session: SessionRecord, sample: Sample, names: Sequence[str], rewards: Mapping[str, float]
+    session: SessionRecord,
+    sample: Sample,
+    names: Sequence[str],
+    rewards: Mapping[str, float],
+    *,
+    facts: bool = False,
 ) -> dict[str, Any]:
     """Return one row of :func:`sample_schema`."""
-    row = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
+    row = sample_values(sample, facts=facts)
     row["samplers"] = [
         None if one is None else msgspec.json.encode(one).decode() for one in sample.samplers
     ]
@@ -85,10 +91,13 @@ def sample_row(
     return row | {f"reward.{name}": rewards.get(name) for name in names}
 
 
-def fact_values(sample: Sample) -> dict[str, Any]:
-    """Return the values of :data:`FACT_COLUMNS`."""
+def sample_values(sample: Sample, *, facts: bool = False) -> dict[str, Any]:
+    """Return the values of :data:`SAMPLE_COLUMNS`, and with ``facts`` of :data:`FACT_COLUMNS`."""
+    values = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
+    if not facts:
+        return values
     kept, experts = sample.kept, sample.routed_experts
-    return {
+    return values | {
         "kept_counts": None if kept is None else np.diff(kept.ends, prepend=0).astype(np.uint32),
         "kept_ids": None if kept is None else kept.ids,
         "routed_experts": None if experts is None else experts.reshape(-1),

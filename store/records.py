@@ -661,24 +661,6 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionFates:
-    """A training run's account of a session's sampled tokens.
-
-    A later account of the same session by the same run replaces the earlier one.
-    """
-
-    session_id: str
-    run_id: str
-    tokens: Mapping[tuple[str, str], int]
-    """Number of tokens by fate (``trained``, ``masked``, ``dropped``) and reason."""
-    step: int
-    """The step that took the session, from 0."""
-    version: int | None
-    """Policy version after the step; ``None`` where weights have no number."""
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class TaskRecord:
     """A task that sessions are asked to do."""
 

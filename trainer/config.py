@@ -390,6 +390,9 @@ class GrpoConfig:
     sinks: tuple[PartName, ...] = ("tensorboard",)
     """Trackers that receive the run's numbers in addition to the store: ``tensorboard``, ``wandb``,
     ``mlflow``, ``trackio`` (:mod:`bridle.trainer.sinks`)."""
+    token_scores: bool = True
+    """Keep the trainer's logprob of each trained token, and the entropy of its distribution, in the
+    store: at most 8 bytes a token."""
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig = LoraConfig()
     compute: ComputeConfig = ComputeConfig()

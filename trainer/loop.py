@@ -32,6 +32,7 @@ from bridle.trainer.learner.checkpoint import (
 )
 from bridle.trainer.learner.optimizer import learning_rate
 from bridle.trainer.learner.rates import resolved
+from bridle.trainer.learner.scores import merged_scores
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.update import UpdateStats
 from bridle.trainer.losses import entropy
@@ -195,6 +196,12 @@ class GrpoLoop:
         self.step, self.version, self._updating = step + 1, version, False
         if self._source is not None:
             self._trained_groups = self._source.groups()
+        scores = merged_scores(
+            part
+            for update in updates
+            if update is not None and update.changed_weights
+            for part in update.scores
+        )
         self._fates += step_fates(
             episodes,
             [
@@ -204,6 +211,7 @@ class GrpoLoop:
             step=step,
             version=version,
             at=time.time(),
+            scores=scores,
         )
         if updates[0] is not None:
             self._fates += step_fates(
@@ -213,6 +221,7 @@ class GrpoLoop:
                 version=version,
                 at=time.time(),
                 origin=ORIGIN,
+                scores=scores,
             )
         for each in self.policies:
             each.kept_memory = dict(each.memory)

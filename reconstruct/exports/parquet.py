@@ -18,7 +18,7 @@ from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tables import fact_values, sample_row, sample_schema
+from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.encoding.packing import dump_json
 from bridle.store.reading.queries import CallRow, Reader
 
@@ -56,8 +56,10 @@ def export_parquet(
                     report.leave_out("duplicate")
                     report.untrained["duplicate"] += tokens
                     continue
-                row = sample_row(session.record, sample, names, session.rewards)
-                waiting.append(row | (fact_values(sample) if selection.facts else {}))
+                row = sample_row(
+                    session.record, sample, names, session.rewards, facts=selection.facts
+                )
+                waiting.append(row)
                 written.append(sample)
                 report.tokens += tokens
             report.take_rows(len(written), session, _trained(session, written))

@@ -148,6 +148,7 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
     versions = np.full(length, -1, dtype=np.int64)
     calls = np.full(length, -1, dtype=np.int32)
     call_ids: dict[str, int] = {}
+    choices: list[int] = []
     counts = np.zeros(length, dtype=np.int64)
     sets: list[TokenIds] = []
     experts: NDArray[np.int16] | None = None
@@ -163,6 +164,7 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
         if span.kind is not SpanKind.SAMPLED:
             continue
         calls[at] = call_ids.setdefault(span.call_id, len(call_ids))
+        choices.append(piece.row.choice or 0)
         if span.logprobs is not None:
             scores = sample_logprobs(span.logprobs[:take])
             logprobs[span.start : span.start + len(scores)] = scores
@@ -173,7 +175,6 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
     return Sample(
         session_id=call.session_id,
         leaf_call_id=call.id,
-        leaf_choice=leaf.row.choice or 0,
         kind=call.kind,
         role=call.role,
         token_ids=token_ids,
@@ -182,6 +183,7 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
         versions=versions,
         calls=calls,
         call_ids=tuple(call_ids),
+        choices=tuple(choices),
         weight=weight,
         roles=tuple(tree.calls[call_id].role for call_id in call_ids),
         policies=tuple(tree.calls[call_id].policy or DEFAULT_POLICY for call_id in call_ids),

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from bridle.store.reading.conversation import ReplyId
 from bridle.store.records import (
     CallKind,
     CallStatus,
@@ -61,13 +62,24 @@ class Sample:
     """The role of each of ``call_ids``."""
     policies: tuple[str, ...] = ()
     """The name of the policy that was requested in each of ``call_ids``."""
-    leaf_choice: int = 0
-    """The choice of the leaf call that ends the branch."""
+    choices: tuple[int, ...] = ()
+    """The choice of each of ``call_ids``; empty if each is the first."""
     kept: KeptSets | None = None
     """The ids that each token was drawn from; ``None`` if the engine reported none."""
     routed_experts: NDArray[np.int16] | None = None
     """``int16[T, layers, top_k]``: the experts behind token ``t``, which the engine chose at the
     position before it; -1 where they are not known. ``None`` if the engine reported none."""
+
+    @property
+    def replies(self) -> tuple[ReplyId, ...]:
+        """The replies on the branch, in the order of ``call_ids``."""
+        choices = self.choices or (0,) * len(self.call_ids)
+        return tuple(map(ReplyId, self.call_ids, choices))
+
+    @property
+    def leaf_choice(self) -> int:
+        """The choice of the leaf call that ends the branch."""
+        return self.choices[-1] if self.choices else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,16 @@ from typing import Any, Final
 
 from sqlalchemy import Select, and_, exists, func, select, union_all
 
-from bridle.store.reading.damage import number_or_none
+from bridle.store.reading.damage import DamagedRows, as_stored, mended, number_or_none
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, conditions_beside_run, matching
 from bridle.store.reading.totals import IS_SUMMED
-from bridle.store.records import SessionFates
 from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows, members_of
 from bridle.store.schema.columns import unindexed
 from bridle.store.schema.derived import session_fates, session_totals
 from bridle.store.schema.tables import sessions, token_fates
+from bridle.store.schema.tables import trained_spans as scored
+from bridle.store.trained import SessionFates, TrainedSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,23 @@ def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:
             tokens = {**account.tokens, _fate(row): int(row.tokens)}
             found[row.run_id] = replace(account, tokens=tokens)
     return list(found.values())
+
+
+def trained_spans(reader: Reader, call_id: str) -> dict[int, TrainedSpan]:
+    """Return the trainer's scores of a call's sampled tokens, by choice.
+
+    Choices that were not trained are left out. Raise
+    :class:`bridle.store.reading.damage.DamagedRows` if a row cannot be read.
+    """
+    query = select(*as_stored(scored)).where(scored.c.call_id == call_id)
+    found: dict[int, TrainedSpan] = {}
+    with reader.engine.connect() as connection:
+        for row in connection.execute(query):
+            values, damage = mended(scored, row)
+            if damage:
+                raise DamagedRows(damage)
+            found[values["choice"]] = TrainedSpan(**values)
+    return found
 
 
 def _fate(row: Any) -> Fate:

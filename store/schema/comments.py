@@ -1,6 +1,7 @@
-"""The meanings of views and their columns, as PostgreSQL shows them (``\\d+ turns``).
+"""The meanings of columns and views, as PostgreSQL shows them (``\\d+ turns``).
 
-Those of tables' columns are in the declaration of the columns (``store/schema/columns.py``).
+Those of tables' columns are in their declaration (``store/schema/columns.py``). A migration leaves
+them out: they are written whenever a store has been brought up to date.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import Connection
+from sqlalchemy.schema import SetColumnComment
 
+from bridle.store.schema.tables import metadata
 from bridle.store.schema.views import turn_columns
 
 _VIEWS: Final = {
@@ -20,10 +23,14 @@ _VIEWS: Final = {
 }
 
 
-def comment_views(connection: Connection) -> None:
-    """Write the meanings of the views, and of the columns of ``turns``, into PostgreSQL."""
+def comment(connection: Connection) -> None:
+    """Write the meanings of columns and views into PostgreSQL."""
     if connection.dialect.name != "postgresql":
         return
+    for table in metadata.sorted_tables:
+        for column in table.columns:
+            if column.comment is not None:
+                connection.execute(SetColumnComment(column))
     for name, meaning in _VIEWS.items():
         connection.exec_driver_sql(f"COMMENT ON VIEW {name} IS {_literal(connection, meaning)}")
     for one in turn_columns():

@@ -30,7 +30,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.columns import decoded
-from bridle.store.schema.comments import comment_views
+from bridle.store.schema.comments import comment
 from bridle.store.schema.connections import postgres_engine, translate
 from bridle.store.schema.derived import METADATA as metadata
 from bridle.store.schema.files import (
@@ -181,7 +181,7 @@ def migrate(url: str) -> None:
                 drop_views(connection)
                 upgrade(connection)
             create_views(connection)
-            comment_views(connection)
+            comment(connection)
     except DBAPIError as error:
         raise StoreUnavailable(f"the store cannot be opened: {error.orig}") from error
     finally:

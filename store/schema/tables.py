@@ -30,6 +30,7 @@ from bridle.store.declaration import SHORT_TEXT
 from bridle.store.records import LineageState, SessionRecord
 from bridle.store.reward import Reward
 from bridle.store.schema.columns import PlainJson, Time, WrittenJson, columns
+from bridle.store.trained import TrainedSpan
 
 metadata = MetaData(
     naming_convention={
@@ -278,6 +279,10 @@ for a session of another run that was trained beside the run's own), ``masked`` 
 account by the rules of the session's run, which ``bridle audit`` writes; they have ``trainable`` in
 place of ``trained``. The view ``token_accounts`` has the one account that counts
 (``store/schema/accounts.py``)."""
+
+trained_spans = Table("trained_spans", metadata, *columns(TrainedSpan))
+"""The trainer's scores of sampled tokens, a row for each span that was trained, of the last step
+that trained it. A step whose session was replayed from an earlier step leaves that step's row."""
 
 policies = Table(
     "policies",

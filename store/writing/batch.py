@@ -41,7 +41,6 @@ from bridle.store.records import (
     Metric,
     PolicyRecord,
     RunRecord,
-    SessionFates,
     SessionRecord,
     TaskRecord,
     new_id,
@@ -57,6 +56,7 @@ from bridle.store.schema.tables import (
     sessions,
     tasks,
 )
+from bridle.store.trained import SessionFates
 from bridle.store.tree import TokenTree
 from bridle.store.writing import attempts, fates
 from bridle.store.writing.cache import CachedSession, SessionCache, load_session

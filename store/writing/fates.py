@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, delete, insert, select
 
-from bridle.store.records import SessionFates
+from bridle.store.declaration import Part, stored
 from bridle.store.schema.database import in_pieces
-from bridle.store.schema.tables import sessions, token_fates
+from bridle.store.schema.tables import sessions, token_fates, trained_spans
+from bridle.store.trained import SessionFates, SpanScores, TrainedSpan
 from bridle.store.writing.sums import account_again
 
 
 def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
-    """Write the accounts of training runs.
+    """Write the accounts of training runs, and the scores of the tokens that they trained.
 
     Each replaces the run's earlier account of the same session.
 
@@ -45,7 +46,30 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
     ]
     if rows:
         connection.execute(insert(token_fates), rows)
+    _replace_scores(connection, latest.values())
     account_again(connection, known)
+
+
+_SCORED: Final = Part(TrainedSpan)
+
+
+def _replace_scores(connection: Connection, accounts: Iterable[SessionFates]) -> None:
+    """Write the scores of trained spans in place of those of the same calls."""
+    rows = {
+        (scores.call_id, scores.choice): _scored_row(account, scores)
+        for account in sorted(accounts, key=lambda account: account.at)
+        for scores in account.scores
+    }
+    for some in in_pieces(sorted({call_id for call_id, _ in rows})):
+        connection.execute(delete(trained_spans).where(trained_spans.c.call_id.in_(some)))
+    if rows:
+        connection.execute(insert(trained_spans), list(rows.values()))
+
+
+def _scored_row(account: SessionFates, scores: SpanScores) -> dict[str, Any]:
+    values = {one.name: getattr(scores, one.name) for one in stored(SpanScores)}
+    span = TrainedSpan(**values, run_id=account.run_id, step=account.step)
+    return dict(zip(_SCORED.names, _SCORED.row(span), strict=True))
 
 
 def fate_rows(tokens: Iterable[tuple[tuple[str, str], int]], **place: Any) -> list[dict[str, Any]]:

@@ -29,10 +29,11 @@ from bridle.run.report import token_figures
 from bridle.store.reading.accounts import stored_account, written_accounts
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.records import CallKind, CallStatus, RunRecord, SessionFates, SessionRecord
+from bridle.store.records import CallKind, CallStatus, RunRecord, SessionRecord
 from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.accounts import UNCOUNTED, Fate
 from bridle.store.schema.database import migrate
+from bridle.store.trained import SessionFates
 from bridle.store.writing.writer import Writer
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source

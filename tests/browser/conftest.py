@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.trained import trained
 
 from bridle.bench.gallery import fill
+from bridle.store.reading.queries import Reader
+from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -28,16 +31,20 @@ class Served:
     url: str
     store: str
     sessions: list[str]
+    trained: str
+    """The session whose tokens a training run has scored."""
 
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     store = str(tmp_path_factory.mktemp("browser") / "gallery.db")
     sessions = fill(store, 24, turns=16)
+    with Reader(store) as reader, Writer(store) as writer:
+        writer.add_sync(trained(reader, sessions[1], "run_gallery1", step=4))
     command = [sys.executable, "-m", "bridle", "viewer", "--store", store, "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
         assert viewer.stdout is not None
-        yield Served(json.loads(viewer.stdout.readline())["url"], store, sessions)
+        yield Served(json.loads(viewer.stdout.readline())["url"], store, sessions, sessions[1])
         viewer.terminate()
 
 

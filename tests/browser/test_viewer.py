@@ -39,6 +39,7 @@ def addresses(served: Any) -> dict[str, str]:
     return {
         "sessions": "/sessions",
         "session": f"/sessions/{session}",
+        "trained": f"/sessions/{served.trained}",
         "tree": f"/sessions/{session}/tree",
         "session-audit": f"/sessions/{session}/audit",
         "groups": "/groups",
@@ -178,6 +179,26 @@ def test_a_token_is_described_under_the_mouse_by_a_click_and_by_arrow_keys(
     expect(page.locator("#turn-2 .strip h4").first).to_contain_text("new in the prompt")
 
 
+def test_a_trained_token_shows_the_trainers_scores_and_tokens_are_shaded_by_them(
+    served: Any, page: Any
+) -> None:
+    page.goto(f"{served.url}/sessions/{served.trained}")
+    page.locator("#turn-2 [data-tokens]").click()
+    strip = page.locator("#turn-2 .strip").first
+    strip.locator(".tk").nth(5).click()
+    about = strip.locator(".about")
+    for part in ("trainer’s logprob -", "at version 4", "engine − trainer 0.0625"):
+        expect(about).to_contain_text(part)
+    for part in ("entropy 0.750 nats", "trained in step 5 of run_gallery1"):
+        expect(about).to_contain_text(part)
+    tokens = strip.locator(".tk").count()
+    for by, shade in (("engine − trainer", ".s3"), ("entropy", ".s2")):
+        strip.get_by_label("Shade by").select_option(by)
+        expect(strip.locator(f".tk{shade}")).to_have_count(tokens)
+    expect(about).to_contain_text("the less certain the policy was")
+    expect(strip.locator(".tk.pinned")).to_have_count(1)
+
+
 def test_the_difference_of_a_break_is_shown_in_tokens(served: Any, page: Any) -> None:
     session, number = broken(served)
     page.goto(f"{served.url}/sessions/{session}/tree")
@@ -302,9 +323,11 @@ def test_every_page_is_accessible_fits_and_is_drawn(
         if name == "run":
             page.mouse.wheel(0, 20_000)
             expect(page.get_by_role("heading", name="Sessions over time")).to_be_visible()
-        if name == "session":
+        if name in ("session", "trained"):
             page.locator("#turn-2 [data-tokens]").click()
             expect(page.locator("token-strip .tk").first).to_be_visible()
+        if name == "trained":
+            page.locator("token-strip .tk").nth(12).click()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert complaints(page, axe) == [], name
         if folder is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
+import numpy as np
 import pytest
 
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
@@ -62,8 +65,15 @@ def store(tmp_path: Path) -> str:
 
 def printed(notebook: Any) -> str:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert all(output.output_type == "stream" for output in outputs)
-    return "".join(output.text for output in outputs)
+    assert {output.output_type for output in outputs} <= {"stream", "display_data"}
+    return "".join(output.text for output in outputs if output.output_type == "stream")
+
+
+def drawn(notebook: Any) -> list[bytes]:
+    """The pictures that the cells show, as PNG."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [output.data["image/png"] for output in outputs if output.output_type == "display_data"]
+    return [base64.b64decode(picture) for picture in shown]
 
 
 def test_the_notebook_leads_from_a_store_to_an_sft_set(
@@ -77,6 +87,12 @@ def test_the_notebook_leads_from_a_store_to_an_sft_set(
     nbclient.NotebookClient(notebook, timeout=120, resources=place).execute()
     text = printed(notebook)
     assert "3 sessions, 6 calls" in text
+    (picture,) = drawn(notebook)
+    (tmp_path / "plot.png").write_bytes(picture)
+    pixels = matplotlib.image.imread(tmp_path / "plot.png")[..., :3].reshape(-1, 3)
+    for reward in set(REWARDS.values()):
+        colour = np.asarray(matplotlib.colormaps["viridis"](reward)[:3])
+        assert (np.abs(pixels - colour).max(axis=1) < 0.01).sum() > 1000, "a bar of this reward"
     assert "calls weather" in text
     assert "trained" in text
     assert "2 rows in sft.jsonl" in text

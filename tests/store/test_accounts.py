@@ -9,8 +9,9 @@ from bridle.diagnosis.pages import session_lines
 from bridle.store.operations.retention import forget
 from bridle.store.reading.accounts import stored_account, written_accounts
 from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.records import RunRecord, SessionFates
+from bridle.store.records import RunRecord
 from bridle.store.schema.accounts import HELD_OUT, RECORDED_LATER, TRAINED, UNCOUNTED, Fate
+from bridle.store.trained import SessionFates
 
 DROPPED = Fate("dropped", "zero_variance")
 

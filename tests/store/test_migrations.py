@@ -114,6 +114,18 @@ def test_an_older_store_goes_through_the_migrations(url, monkeypatch):
     assert shape(url) == at_once
 
 
+def test_a_store_of_the_first_release_gets_the_scores_of_trained_tokens(url):
+    at_once = shape(url)
+    engine = connect(url)
+    with transaction(engine) as connection:
+        connection.exec_driver_sql("DROP TABLE trained_spans")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0300'")
+    engine.dispose()
+    migrate(url)
+    assert shape(url) == at_once
+    assert differences(url) == []
+
+
 def test_migrating_twice_changes_nothing(url):
     migrate(url)
     assert differences(url) == []

@@ -23,6 +23,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
 from bridle.store.reward import Reward
 from bridle.store.schema.views import turn_columns
+from bridle.store.trained import TrainedSpan
 
 PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
 QUERIES = dict(
@@ -194,6 +195,7 @@ def test_every_query_answers_the_same_with_psql(recorded, postgres):
 def declared_columns():
     """The tables of columns, as the declarations give them."""
     owned = {"sessions": stored(SessionRecord), "rewards": stored(Reward)}
+    owned["trained_spans"] = stored(TrainedSpan)
     found = {"turns": [(one.name, one.meaning) for one in turn_columns()]} | {
         table: [(one.name, one.fact.meaning) for one in facts] for table, facts in owned.items()
     }

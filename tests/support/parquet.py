@@ -34,7 +34,8 @@ def _sample(row: dict[str, Any]) -> Sample:
     }
     plain = {name: value.as_py() for name, value in values.items() if name not in arrays}
     plain |= {"kind": CallKind(plain["kind"]), "call_ids": tuple(plain["call_ids"])}
-    plain |= {name: tuple(plain[name]) for name in ("roles", "policies")}
+    plain |= {name: tuple(plain[name]) for name in ("choices", "roles", "policies")}
+    del plain["leaf_choice"]
     plain["samplers"] = tuple(
         None if one is None else msgspec.json.decode(one, type=Sampler) for one in plain["samplers"]
     )

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.schema.database import migrate
+from bridle.store.trained import SpanScores
 from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.fates import NO_UPDATE, StepFates, step_fates
 from bridle.trainer.batch.filters import DropReason, account_of
@@ -515,6 +516,19 @@ def test_the_fates_of_a_step_are_those_of_its_report(bandit_loop):
         assert total["masked", "length"] == account.masked["length"] > 0
         assert total["dropped", "zero_variance"] == account.dropped["zero_variance"]
         assert {each.version for each in own} == {report.version}
+
+
+def test_a_checkpoint_keeps_the_scores_of_its_fates(tmp_path):
+    scores = SpanScores(
+        "call", 1, 2, np.asarray([-0.5, np.nan], np.float32), np.asarray([1, np.nan], np.float32)
+    )
+    fates = StepFates("s", 0, 3, 1.0, {("trained", ""): 1}, (scores,))
+    torch.save(fates.as_data(), tmp_path / "data")
+    found = StepFates.of_data(torch.load(tmp_path / "data", weights_only=True))
+    (kept,) = found.scores
+    assert (kept.call_id, kept.choice, kept.version) == ("call", 1, 2)
+    assert kept.logprobs.tobytes() == scores.logprobs.tobytes()
+    assert kept.entropies.tobytes() == scores.entropies.tobytes()
 
 
 def test_a_step_whose_every_update_was_refused_has_trained_nothing(make_episode, make_sample):

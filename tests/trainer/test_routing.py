@@ -8,6 +8,7 @@ import logging
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -17,12 +18,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.embedded.routing import Routers
+from bridle.harnesses.client import Client
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.dataset import open_store
 from bridle.reconstruct.episodes import episodes
 from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection
+from bridle.run.feed import feed
+from bridle.store.operations.copying import backup
 from bridle.store.reading.queries import Reader
+from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.packing import make_packs, with_routing
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PackingConfig
@@ -294,6 +300,31 @@ def test_a_router_that_does_not_follow_is_reported_and_chooses_itself(tmp_path, 
     torch.testing.assert_close(
         score_pack(model, routed).logprobs, score_pack(model, pack).logprobs, atol=0, rtol=0
     )
+
+
+async def test_the_feed_and_tables_have_the_experts_if_asked(session_store, recorded, tmp_path):
+    backup(session_store, tmp_path / "sealed.db")
+    store = str(tmp_path / "sealed.db")
+    with open_store(store) as opened, Writer(store) as writer:
+        assert "routed_experts" not in opened.samples_table().column_names
+        rows = opened.samples_table(facts=True).to_pylist()
+        (session,) = opened.sessions()
+        writer.update_session_sync(session.id, sealed_at=1.0)
+    settings = ProxySettings(upstream_url="http://127.0.0.1:1", store_url=store)
+    with ProxyServer(settings, routers=[feed]) as proxy:
+        async with Client(proxy.base_url) as client:
+            plain = (await client.lease("plain")).sessions[0]["samples"]
+            full = (await client.lease("full", facts=True)).sessions[0]["samples"]
+        async with httpx.AsyncClient(base_url=proxy.base_url) as plain_client:
+            query = {"facts": True, "format": "arrow"}
+            arrow = await plain_client.get("/bridle/v1/trajectories", params=query)
+    assert "routed_experts" not in plain[0]
+    streamed = pa.ipc.open_stream(arrow.content).read_all().to_pylist()
+    for found in (rows, full, streamed):
+        for row, sample in zip(found, recorded, strict=True):
+            experts = np.reshape(row["routed_experts"], row["routed_shape"])
+            assert np.array_equal(experts, sample.routed_experts)
+            assert row["kept_counts"] is None
 
 
 def test_a_file_of_tokens_has_the_experts_if_asked(session_store, recorded, tmp_path):

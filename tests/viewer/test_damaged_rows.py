@@ -23,8 +23,10 @@ from bridle.bench.gallery import fill
 from bridle.cli.program import app
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.tables import metadata
+from bridle.store.writing.writer import Writer
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source
+from support.trained import trained
 
 TOGETHER = 4
 """The columns of a table that are damaged at once."""
@@ -49,7 +51,7 @@ OF_A_SESSION = {
     "calls": "session_id = ?",
     **dict.fromkeys(("tool_sets", "rewards", "leases", "token_fates"), "session_id = ?"),
     **dict.fromkeys(
-        ("call_messages", "call_kinds", "spans", "bodies"),
+        ("call_messages", "call_kinds", "spans", "bodies", "trained_spans"),
         "call_id IN (SELECT id FROM calls WHERE session_id = ?)",
     ),
 }
@@ -61,6 +63,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
     """A store of sessions of every sort, and their ids, oldest first."""
     store = tmp_path_factory.mktemp("recorded") / "whole.db"
     sessions = fill(str(store), 2 * TOGETHER + 1, turns=3)
+    with Reader(str(store)) as reader, Writer(str(store)) as writer:
+        writer.add_sync(*(trained(reader, one, "run_gallery1") for one in sessions))
     with closing(sqlite3.connect(store)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
     return store, sessions
@@ -187,3 +191,20 @@ def test_what_cannot_be_read_is_named_and_left_out(recorded, tmp_path, table, co
     assert report["left_out"]["session_broken"] >= 2
     shown = CliRunner().invoke(app, ["show", sessions[0], "--store", str(copy)])
     assert f"column {column}" in " ".join(shown.output.split())
+
+
+def test_damaged_scores_are_named_beside_the_tokens(recorded, tmp_path):
+    store, sessions = recorded
+    copy = copy_of(store, tmp_path / "scores.data")
+    assert damaged(copy, "trained_spans", "entropies", [sessions[0]]) == 1
+    with Reader(str(copy)) as reader:
+        client = TestClient(viewer_app(Source(reader, str(copy))))
+        pages = [
+            client.get(f"/sessions/{sessions[0]}/turns/{number}/tokens")
+            for number, call in enumerate(reader.calls(sessions[0]), start=1)
+            if call.sampled_tokens
+        ]
+    assert {page.status_code for page in pages} == {200}
+    (named,) = [page.text for page in pages if "cannot be read" in page.text]
+    assert "column entropies" in named
+    assert "sampled" in named

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from bridle.reconstruct.samples.sample import Episode
+from bridle.store.declaration import Part
+from bridle.store.reading.conversation import ReplyId
+from bridle.store.trained import SpanScores
 from bridle.trainer.batch.filters import MaskReason, TokenAccount
+
+_SCORES: Final = Part(SpanScores)
 
 NO_UPDATE: Final = "gradient_not_finite"
 """The reason of tokens that are dropped because their step took no update: none of its gradients
@@ -29,18 +35,22 @@ class StepFates:
     tokens: Mapping[tuple[str, str], int]
     """Number of tokens by fate (``trained``, ``masked``, ``dropped``) and reason. They add up to
     the session's sampled tokens."""
+    scores: tuple[SpanScores, ...] = ()
+    """The scores of its trained tokens, if the run keeps them."""
 
     def as_data(self) -> list[Any]:
         """Return the plain data that a checkpoint keeps."""
         tokens = [[*fate, number] for fate, number in self.tokens.items()]
-        return [self.session_id, self.step, self.version, self.at, tokens]
+        scores = [_SCORES.row(each) for each in self.scores]
+        return [self.session_id, self.step, self.version, self.at, tokens, scores]
 
     @classmethod
     def of_data(cls, data: Sequence[Any]) -> StepFates:
         """Return the value that :meth:`as_data` turned into ``data``."""
-        session_id, step, version, at, tokens = data
+        session_id, step, version, at, tokens, scores = data
         fates = {(fate, reason): number for fate, reason, number in tokens}
-        return cls(session_id, step, version, at, fates)
+        kept = tuple(SpanScores(**_SCORES.fields(row)) for row in scores)
+        return cls(session_id, step, version, at, fates, kept)
 
 
 def step_fates(
@@ -51,11 +61,13 @@ def step_fates(
     version: int,
     at: float,
     origin: str = "",
+    scores: Mapping[ReplyId, SpanScores] = MappingProxyType({}),
 ) -> list[StepFates]:
     """Return the fates of a step's sessions.
 
     ``policies`` has, for each policy that the step trains, the account of each session and whether
-    an update was taken. ``origin`` is the reason of trained tokens.
+    an update was taken. ``origin`` is the reason of trained tokens. ``scores`` has those of trained
+    tokens, by the reply that they are of.
     """
     found = []
     for index, episode in enumerate(episodes):
@@ -64,7 +76,9 @@ def step_fates(
             for accounts, updated in policies
         ]
         tokens = _by_fate(merged(episode, own), origin)
-        found.append(StepFates(episode.session.id, step, version, at, tokens))
+        replies = {reply for sample in episode.samples for reply in sample.replies}
+        kept = tuple(scores[reply] for reply in sorted(replies) if reply in scores)
+        found.append(StepFates(episode.session.id, step, version, at, tokens, kept))
     return found
 
 

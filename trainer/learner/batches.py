@@ -36,6 +36,8 @@ class TrainPack:
     """A pack and, for each of its ``M`` targets, the inputs of its loss besides the policy."""
 
     pack: Pack
+    samples: Sequence[Sample]
+    """The packed samples."""
     advantages: Tensor
     """``float32[M]``"""
     weights: Tensor
@@ -49,6 +51,8 @@ class TrainPack:
     old_logprobs: Tensor | None = None
     """``float32[M]``: this policy's logprobs before the step's first update, or ``None`` if it has
     not changed yet."""
+    entropies: Tensor | None = None
+    """``float32[M]``: the entropies that belong to ``old_logprobs``."""
     reference_logprobs: Tensor | None = None
 
 
@@ -100,6 +104,7 @@ def _train_pack(
         versions[here] = items[index].sample.versions[pack.offsets[here]]
     return TrainPack(
         pack=pack,
+        samples=[item.sample for item in items],
         advantages=torch.from_numpy(advantages),
         weights=torch.from_numpy(weights[pack.samples]).float(),
         behaviour_logprobs=torch.from_numpy(behaviour),
@@ -147,32 +152,35 @@ other processes have one."""
 
 
 def with_old_logprobs(model: nn.Module, turns: Turns, block_tokens: int) -> Turns:
-    """Return the packs with the policy's present logprobs, for comparison after it has changed."""
+    """Return the packs with the policy's present scores, for comparison after it has changed."""
     return [
-        pack and replace(pack, old_logprobs=logprobs)
-        for pack, logprobs in _frozen(model, turns, block_tokens)
+        None
+        if pack is None or scores is None
+        else replace(pack, old_logprobs=scores.logprobs, entropies=scores.entropies)
+        for pack, scores in _frozen(model, turns, block_tokens)
     ]
 
 
 def with_reference_logprobs(reference: nn.Module, turns: Turns, block_tokens: int) -> Turns:
     """Return the packs with the reference policy's logprobs, for the KL penalty."""
     return [
-        pack and replace(pack, reference_logprobs=logprobs)
-        for pack, logprobs in _frozen(reference, turns, block_tokens)
+        None
+        if pack is None or scores is None
+        else replace(pack, reference_logprobs=scores.logprobs)
+        for pack, scores in _frozen(reference, turns, block_tokens)
     ]
 
 
 @torch.no_grad()
 def _frozen(
     model: nn.Module, turns: Turns, block_tokens: int
-) -> Iterator[tuple[TrainPack | None, Tensor | None]]:
+) -> Iterator[tuple[TrainPack | None, TokenScores | None]]:
     for pack in turns:
         if pack is None:
             score_idly(model)
             yield None, None
         else:
-            scores = score_pack(model, pack.pack, block_tokens=block_tokens, drawn=pack.drawn)
-            yield pack, scores.logprobs
+            yield pack, score_pack(model, pack.pack, block_tokens=block_tokens, drawn=pack.drawn)
 
 
 def loss_terms(pack: TrainPack, scores: TokenScores) -> TokenTerms:

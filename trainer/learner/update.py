@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bridle.store.trained import SpanScores
 from bridle.trainer.batch.packing import computed_tokens, longest_branch
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
@@ -22,10 +23,11 @@ from bridle.trainer.learner.batches import (
     with_reference_logprobs,
 )
 from bridle.trainer.learner.optimizer import clip_and_step
+from bridle.trainer.learner.scores import span_scores
 from bridle.trainer.losses.drift import Drift
 from bridle.trainer.losses.losses import LossSums, needs_entropy_gradient, policy_loss
 from bridle.trainer.policy.lora import without_adapters
-from bridle.trainer.policy.model import score_idly, score_pack
+from bridle.trainer.policy.model import TokenScores, score_idly, score_pack
 from bridle.trainer.policy.sharding import share_of
 from bridle.trainer.policy.sparse import require_within_index
 
@@ -76,6 +78,9 @@ class UpdateStats:
     """The coefficient of the entropy bonus in these updates."""
     scoring_seconds: float = 0.0
     """Seconds spent on the old and reference policies' logprobs, before the first update."""
+    scores: tuple[SpanScores, ...] = ()
+    """The policy's scores of the trained tokens before the first update, pack by pack; empty if the
+    run does not keep them."""
 
     @property
     def mean_entropy(self) -> float:
@@ -97,6 +102,7 @@ class UpdateStats:
             grad_norms=self.grad_norms + other.grad_norms,
             kind_norms=self.kind_norms + other.kind_norms,
             skipped_updates=self.skipped_updates + other.skipped_updates,
+            scores=self.scores + other.scores,
         )
 
     @classmethod
@@ -105,7 +111,11 @@ class UpdateStats:
         total = parts[0]
         for part in parts[1:]:
             total += UpdateStats(
-                loss=part.loss, entropy=part.entropy, gap=part.gap, drift=part.drift
+                loss=part.loss,
+                entropy=part.entropy,
+                gap=part.gap,
+                drift=part.drift,
+                scores=part.scores,
             )
         return total
 
@@ -180,8 +190,8 @@ def _update(
 ) -> UpdateStats:
     """Accumulate the gradients of the packs and take one optimizer step.
 
-    ``version`` is the version whose tokens' gap is measured, along with the drift of all tokens;
-    ``None`` if both have been measured.
+    ``version`` is the version whose tokens' gap is measured, along with the drift and the scores of
+    all tokens; ``None`` if all have been measured.
     """
     stats = UpdateStats()
     for pack in turns:
@@ -205,11 +215,23 @@ def _update(
             drift = Drift.of(
                 old[ours], terms.behaviour_logprobs[ours], version - pack.versions[ours]
             )
-            stats += UpdateStats(gap=_gap(pack, old, version), drift=drift)
+            kept = _kept(pack, scores, old, version) if config.token_scores else ()
+            stats += UpdateStats(gap=_gap(pack, old, version), drift=drift, scores=kept)
     step = clip_and_step(model, optimizer, config.optimizer.grad_clip)
     return stats + UpdateStats(
         grad_norms=(step.norm,), kind_norms=(step.by_kind,), skipped_updates=0 if step.taken else 1
     )
+
+
+def _kept(
+    pack: TrainPack, scores: TokenScores, old_logprobs: Tensor, version: int
+) -> tuple[SpanScores, ...]:
+    """Return the scores of a pack's tokens by the weights of ``version``, for the store."""
+    uncertainty = scores.entropies if pack.entropies is None else pack.entropies
+    logprobs, entropies = (
+        each.detach().float().cpu().numpy() for each in (old_logprobs, uncertainty)
+    )
+    return tuple(span_scores(pack.pack, pack.samples, logprobs, entropies, version))
 
 
 def _gap(pack: TrainPack, old_logprobs: Tensor, version: int) -> LogprobGap:

@@ -1,11 +1,11 @@
-"""A run in the store: its numbers in ``metrics``, and its account in ``token_fates``."""
+"""A run in the store: its metrics, its account of tokens, and the scores of trained ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from bridle.store.records import SessionFates
+from bridle.store.trained import SessionFates
 from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.fates import StepFates
 
@@ -30,7 +30,13 @@ class StoreSink:
         self._writer.add_sync(
             *(
                 SessionFates(
-                    each.session_id, self._run_id, each.tokens, each.step, each.version, each.at
+                    session_id=each.session_id,
+                    run_id=self._run_id,
+                    tokens=each.tokens,
+                    step=each.step,
+                    version=each.version,
+                    at=each.at,
+                    scores=each.scores,
                 )
                 for each in fates
             )

@@ -15,12 +15,12 @@ import base64
 import binascii
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import orjson
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from bridle.proxy.control.access import Admin, Running
 from bridle.proxy.services import Services
@@ -32,7 +32,7 @@ from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
+from bridle.reconstruct.tables import sample_row, sample_schema, sample_values
 from bridle.reconstruct.tree import BrokenTree
 from bridle.run.feed_stores import FeedStores
 from bridle.store.operations.leases import SETTLE_S, Lease, Leases, UnknownLease
@@ -51,6 +51,27 @@ Form = Literal["ndjson", "arrow"]
 BuilderName = Annotated[str, Query(pattern=f"^({'|'.join(BUILDERS)})$")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,48}$")]
+
+
+class Answer(NamedTuple):
+    """The form of an answer."""
+
+    form: Form
+    builder: str
+    """The builder of the samples."""
+    facts: bool
+    """True if samples have what the engine reported of their tokens."""
+
+
+def _answer(
+    form: Annotated[Form, Query(alias="format")] = "ndjson",
+    builder: BuilderName = "tree",
+    facts: bool = False,
+) -> Answer:
+    return Answer(form, builder, facts)
+
+
+Asked = Annotated[Answer, Depends(_answer)]
 _V1: Final = "/bridle/v1/trajectories"
 _PART: Final = ("name", "value", "source", "role", "branch", "call_id", "turn")
 """The shown facts of a reward of a session's part."""
@@ -84,17 +105,17 @@ async def lease(
     consumer: Name,
     services: Running,
     _: Admin,
+    answer: Asked,
     limit: Limit = 8,
     lease_s: Annotated[float, Query(gt=0, le=86400)] = 600.0,
-    form: Annotated[Form, Query(alias="format")] = "ndjson",
-    builder: BuilderName = "tree",
     rewarded: bool = False,
     run: str | None = None,
 ) -> Response:
     """Lease sealed sessions until they are acknowledged or ``lease_s`` is over.
 
     With ``rewarded``, a session is leased after its first reward of a source that ``run``
-    states; without a run, of the verifier or the operator.
+    states; without a run, of the verifier or the operator. With ``facts``, samples have what the
+    engine reported of each token.
     """
 
     def take(reader: Reader, leases: Leases) -> Lease | None:
@@ -106,7 +127,7 @@ async def lease(
         if held is None:
             return Response(status_code=204)
         sessions = [held.reader.session(one) for one in held.sessions]
-        return _told(held.reader, sessions, form, builder, {LEASE_HEADER: held.id})
+        return _told(held.reader, sessions, answer, {LEASE_HEADER: held.id})
 
     return await asyncio.to_thread(work)
 
@@ -137,10 +158,9 @@ async def release(consumer: Name, lease_id: str, services: Running, _: Admin) ->
 async def page(
     services: Running,
     _: Admin,
+    answer: Asked,
     cursor: str | None = None,
     limit: Limit = 8,
-    form: Annotated[Form, Query(alias="format")] = "ndjson",
-    builder: BuilderName = "tree",
     run: str | None = None,
 ) -> Response:
     """Return sessions sealed after ``cursor``; ``x-bridle-cursor`` has the next cursor."""
@@ -156,13 +176,16 @@ async def page(
         if not found:
             return Response(status_code=204, headers={CURSOR_HEADER: cursor or ""})
         headers = {CURSOR_HEADER: _write_cursor(found[-1])}
-        return _told(services.reader, found, form, builder, headers)
+        return _told(services.reader, found, answer, headers)
 
     return await asyncio.to_thread(work)
 
 
-def trajectory(episode: Episode) -> dict[str, Any]:
-    """Return a session as a line of the feed, with arrays of one length and exact logprobs."""
+def trajectory(episode: Episode, *, facts: bool = False) -> dict[str, Any]:
+    """Return a session as a line of the feed, with arrays of one length and exact logprobs.
+
+    With ``facts``, samples have what the engine reported of each token.
+    """
     session, table = episode.session, episode.conservation
     return {
         "session_id": session.id,
@@ -189,12 +212,12 @@ def trajectory(episode: Episode) -> dict[str, Any]:
             "masked": dict(table.masked),
             "dropped": dict(table.dropped),
         },
-        "samples": [_sample(sample) for sample in episode.samples],
+        "samples": [_sample(sample, facts) for sample in episode.samples],
     }
 
 
-def _sample(sample: Sample) -> dict[str, Any]:
-    values = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
+def _sample(sample: Sample, facts: bool) -> dict[str, Any]:
+    values = sample_values(sample, facts=facts)
     values["samplers"] = [msgspec.to_builtins(one) for one in sample.samplers]
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
@@ -205,39 +228,38 @@ def _sample(sample: Sample) -> dict[str, Any]:
 def _told(
     reader: Reader,
     sessions: Sequence[SessionRecord],
-    form: Form,
-    builder: str,
+    answer: Answer,
     headers: Mapping[str, str],
 ) -> Response:
     found: list[Episode] = []
     broken = 0
     for session in LoadedSession.stream(reader, sessions, counted=CountedRewards(reader)):
         try:
-            found.append(episode_of(session, builder=builder))
+            found.append(episode_of(session, builder=answer.builder))
         except BrokenTree:
             broken += 1
     headers = {**headers, BROKEN_HEADER: str(broken)}
-    if form == "arrow":
+    if answer.form == "arrow":
         try:
-            return Response(_arrow(reader, found), media_type=ARROW, headers=headers)
+            return Response(_arrow(reader, found, answer.facts), media_type=ARROW, headers=headers)
         except ArrowMissing as error:
             raise ApiError("invalid_request", f"at the proxy: {error}", status=400) from error
-    lines = b"".join(orjson.dumps(trajectory(episode)) + b"\n" for episode in found)
+    lines = b"".join(orjson.dumps(trajectory(one, facts=answer.facts)) + b"\n" for one in found)
     return Response(lines, media_type=NDJSON, headers=headers)
 
 
-def _arrow(reader: Reader, found: Sequence[Episode]) -> bytes:
+def _arrow(reader: Reader, found: Sequence[Episode], facts: bool) -> bytes:
     with needs_arrow():
         import pyarrow as pa
     names = reader.reward_names()
     rules = {b"bridle.rules": orjson.dumps(DEFAULT_RULES.as_data())}
-    schema = sample_schema(names).with_metadata(rules)
+    schema = sample_schema(names, facts=facts).with_metadata(rules)
 
     def rows() -> Iterator[dict[str, Any]]:
         for episode in found:
             rewards = session_rewards(episode.rewards)
             for sample in episode.samples:
-                yield sample_row(episode.session, sample, names, rewards)
+                yield sample_row(episode.session, sample, names, rewards, facts=facts)
 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:

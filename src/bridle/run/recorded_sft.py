@@ -11,8 +11,9 @@ from bridle.reconstruct.samples.builders import BUILDER_VERSION
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.samples.sample import Conservation
 from bridle.run.attempts import attempt
-from bridle.store.records import RunRecord, SessionFates, new_id
+from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.accounts import TRAINED
+from bridle.store.trained import SessionFates
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import SftConfig
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridle.diagnosis.transcript import Turn
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, Ruling, trainable
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
+from bridle.store.reading.accounts import trained_spans
+from bridle.store.reading.damage import DamagedRows
 from bridle.store.reading.queries import CallRow, SpanRow
-from bridle.store.records import CallKind, SpanKind
+from bridle.store.records import CallKind, Logprobs, SpanKind
+from bridle.store.trained import TrainedSpan
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
 """A function from the ids of successive tokens to their texts."""
@@ -51,10 +54,19 @@ def token_strip(
 
     With ``observed``, the prompt's tokens that this call brought are included.
 
-    A token is ``[id, text, logprob, version, reason]``. The last three are ``None`` for an observed
-    token. ``reason`` is also ``None`` for a sampled token that is trained.
+    A token is ``[id, text, logprob, version, reason, trainer's logprob, entropy]``. All but the
+    first two are ``None`` for an observed token. ``reason`` is also ``None`` for a sampled token
+    that is trained, and the last two for one that no training has scored. A strip with such scores
+    has ``scored``: the run, the step and the policy version that gave them. ``damage`` says which
+    scores cannot be read.
     """
-    strips = []
+    strips: list[dict[str, Any]] = []
+    scores: Mapping[int, TrainedSpan] = {}
+    damage = None
+    try:
+        scores = trained_spans(session.reader, call.id)
+    except DamagedRows as error:
+        damage = str(error)
     if observed:
         brought = [
             row
@@ -64,31 +76,40 @@ def token_strip(
         for row in brought:
             ids = row.span.token_ids.tolist()
             shown = zip(ids, texts(ids), strict=True)
-            tokens = [[token, text, None, None, None] for token, text in shown]
+            tokens = [[token, text, *[None] * 5] for token, text in shown]
             strips.append({"name": "new in the prompt", "start": row.span.start, "tokens": tokens})
     decided = trainable(call, session, DEFAULT_RULES)
     for row in session.sampled.get(call.id, ()):
         choice = row.choice or 0
         name = "sampled" if choice == 0 else f"sampled, choice {choice}"
-        tokens = _sampled(row, decided.get(choice, Ruling(0)), texts)
-        strips.append({"name": name, "start": row.span.start, "tokens": tokens})
-    return {"strips": strips}
+        by = scores.get(choice)
+        tokens = _sampled(row, decided.get(choice, Ruling(0)), texts, by)
+        scored = (
+            None if by is None else {"run": by.run_id, "step": by.step + 1, "version": by.version}
+        )
+        strips.append({"name": name, "start": row.span.start, "tokens": tokens, "scored": scored})
+    return {"strips": strips, "damage": damage}
 
 
-def _sampled(row: SpanRow, ruling: Ruling, texts: TokenTexts) -> list[list[Any]]:
+def _sampled(
+    row: SpanRow, ruling: Ruling, texts: TokenTexts, by: TrainedSpan | None
+) -> list[list[Any]]:
     span = row.span
     ids = span.token_ids.tolist()
-    reasons: list[str | None] = [None] * len(span.token_ids)
+    reasons: list[str | None] = [None] * len(ids)
     for start, end, reason in ruling.excluded:
         reasons[start:end] = [reason] * (end - start)
-    versions = [-1] * len(span.token_ids)
+    versions = [-1] * len(ids)
     for start, end, run in version_ranges(span) if span.versions else ():
         versions[start:end] = [run.version] * (end - start)
-    logprobs = [None] * len(span.token_ids) if span.logprobs is None else span.logprobs.tolist()
-    return [
-        # NaN stands for a logprob that the engine did not give.
-        [token, text, None if logprob != logprob else logprob, version, reason]
-        for token, text, logprob, version, reason in zip(
-            ids, texts(ids), logprobs, versions, reasons, strict=True
-        )
-    ]
+    given = (None, None) if by is None else (by.logprobs, by.entropies)
+    engine, trainer, entropy = (_numbers(values, len(ids)) for values in (span.logprobs, *given))
+    columns = (ids, texts(ids), engine, versions, reasons, trainer, entropy)
+    return [list(token) for token in zip(*columns, strict=True)]
+
+
+def _numbers(values: Logprobs | None, length: int) -> list[float | None]:
+    """Return ``length`` numbers; ``None`` for NaN, and where ``values`` has ended."""
+    given = [] if values is None else values[:length].tolist()
+    padded = given + [None] * (length - len(given))
+    return [None if number is None or number != number else number for number in padded]

@@ -9,7 +9,7 @@ class TokenStrip extends HTMLElement {
     this.replaceChildren(...data.strips.map((strip) => this.strip(strip)));
   }
 
-  strip({ name, start, tokens }) {
+  strip({ name, start, tokens, scored }) {
     const box = document.createElement("div");
     box.className = "strip";
     const title = document.createElement("h4");
@@ -24,7 +24,7 @@ class TokenStrip extends HTMLElement {
     about.setAttribute("aria-live", "polite");
     const cells = tokens.map((token, index) => {
       const cell = document.createElement("span");
-      cell.className = `tk ${shade(token)}${token[1] === String(token[0]) ? " id" : ""}`;
+      cell.className = shade(token, "probability");
       cell.textContent = token[1].replaceAll("\n", "⏎\n") || "∅";
       cell.dataset.index = index;
       return cell;
@@ -36,7 +36,7 @@ class TokenStrip extends HTMLElement {
       cells[at]?.classList.remove("chosen", "pinned");
       at = index;
       cells[at].classList.add("chosen");
-      about.textContent = describe(tokens[at], start + at);
+      about.textContent = describe(tokens[at], start + at, scored);
     };
     let pinned = false; // by a click, until the next one on the same token
     run.addEventListener("mouseover", ({ target: { dataset } }) => {
@@ -56,25 +56,74 @@ class TokenStrip extends HTMLElement {
       choose(Math.max(0, Math.min(cells.length - 1, at + step)));
       cells[at].scrollIntoView({ block: "nearest" });
     });
-    about.textContent = "A click holds a token. The darker a token, the less probable it was. An underlined one is not trainable.";
-    box.append(title, run, about);
+    const explain = (by) => {
+      about.textContent = `A click holds a token. ${SHADES[by].legend} An underlined one is not trainable.`;
+    };
+    explain("probability");
+    box.append(title, ...(scored ? [this.shades(tokens, cells, explain)] : []), run, about);
     return box;
+  }
+
+  /** Chooses what the shade of the tokens shows. */
+  shades(tokens, cells, explain) {
+    const label = document.createElement("label");
+    const choice = document.createElement("select");
+    choice.append(...Object.entries(SHADES).map(([by, { name }]) => new Option(name, by)));
+    choice.addEventListener("change", () => {
+      cells.forEach((cell, index) => {
+        const held = ["chosen", "pinned"].filter((name) => cell.classList.contains(name));
+        cell.className = [shade(tokens[index], choice.value), ...held].join(" ");
+      });
+      explain(choice.value);
+    });
+    label.className = "shades";
+    label.append("Shade by ", choice);
+    return label;
   }
 }
 customElements.define("token-strip", TokenStrip);
 
-function shade([, , logprob, , reason]) {
-  if (logprob === null) return "observed";
-  const level = [-0.1, -0.7, -2.3, -4.6].filter((bound) => logprob < bound).length;
-  return `s${level}${reason ? " masked" : ""}`;
+/** What a token's shade may show: a number of the token, and the bounds of the four shades. */
+const SHADES = {
+  probability: {
+    name: "probability",
+    legend: "The darker a token, the less probable it was.",
+    level: ([, , logprob]) => -logprob,
+    bounds: [0.1, 0.7, 2.3, 4.6],
+  },
+  gap: {
+    name: "engine − trainer",
+    legend: "The darker a token, the more the logprobs of engine and trainer differ.",
+    level: ([, , logprob, , , trainer]) => (trainer === null ? 0 : Math.abs(logprob - trainer)),
+    bounds: [0.001, 0.01, 0.05, 0.2],
+  },
+  entropy: {
+    name: "entropy",
+    legend: "The darker a token, the less certain the policy was.",
+    level: ([, , , , , , entropy]) => entropy ?? 0,
+    bounds: [0.1, 0.5, 1, 2],
+  },
+};
+
+function shade(token, by) {
+  const [id, text, logprob, , reason] = token;
+  const form = text === String(id) ? " id" : "";
+  if (logprob === null) return `tk observed${form}`;
+  const { level, bounds } = SHADES[by];
+  const value = level(token);
+  return `tk s${bounds.filter((bound) => value > bound).length}${reason ? " masked" : ""}${form}`;
 }
 
-function describe([id, text, logprob, version, reason], position) {
+function describe([id, text, logprob, version, reason, trainer, entropy], position, scored) {
   const parts = [`position ${position}`, `id ${id}`];
   if (text !== String(id)) parts.push(JSON.stringify(text));
   if (logprob === null) return [...parts, "observed"].join(" · ");
-  parts.push(`logprob ${logprob.toFixed(4)}`, `probability ${(100 * Math.exp(logprob)).toFixed(2)} %`);
-  parts.push(`version ${version}`, reason ? `not trainable: ${reason.replaceAll("_", " ")}` : "trainable");
+  parts.push(`logprob ${logprob.toFixed(4)}`, `probability ${(100 * Math.exp(logprob)).toFixed(2)} %`, `version ${version}`);
+  if (trainer !== null) {
+    parts.push(`trainer’s logprob ${trainer.toFixed(4)} at version ${scored.version}`, `engine − trainer ${(logprob - trainer).toFixed(4)}`);
+    parts.push(`entropy ${entropy.toFixed(3)} nats`, `trained in step ${scored.step} of ${scored.run}`);
+  } else if (reason) parts.push(`not trainable: ${reason.replaceAll("_", " ")}`);
+  else parts.push(scored ? `not trained in step ${scored.step} of ${scored.run}` : "trainable");
   return parts.join(" · ");
 }
 
