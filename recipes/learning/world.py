@@ -176,7 +176,8 @@ def hinted_gaps(
     def score(ids: NDArray[np.uint32]) -> NDArray[np.float32]:
         seen = np.minimum(ids[:-1], world.rows - 1).astype(np.int64)
         chosen = np.maximum(ids[1:].astype(np.int64) - world.rows, 0)
-        return np.log(scores[seen, chosen]).astype(np.float32)
+        found: NDArray[np.float32] = np.log(scores[seen, chosen]).astype(np.float32)
+        return found
 
     return [gap_of(sample, score) for sample in samples]
 
