@@ -5,6 +5,7 @@ They are counted for estimators, losses, corrections and filters.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +40,10 @@ def learning(
     device: Annotated[
         str, typer.Option(help="Of --pretrained's trainer and engine: cpu, cuda, cuda:1.")
     ] = "cpu",
+    step: Annotated[
+        str,
+        typer.Option(metavar="GROUPSxSIZE", help="Of --pretrained's steps: groups of sessions."),
+    ] = "8x8",
     table: Annotated[
         Path | None,
         typer.Option(
@@ -63,7 +68,7 @@ def learning(
     _known("scenario", scenario, [one.name for one in SCENARIOS])
     settings = LearningSettings(seeds=seeds, first_seed=first_seed)
     if pretrained:
-        found = _on_smollm2(case, settings, device, table)
+        found = _on_smollm2(case, settings, step, device, table)
     else:
         torch.set_num_threads(1)  # its tensors are tiny
         found = _by_rule(case, scenario, settings, table)
@@ -126,19 +131,27 @@ def _by_rule(
 
 
 def _on_smollm2(
-    chosen: Sequence[str] | None, settings: LearningSettings, device: str, table: Path | None
+    chosen: Sequence[str] | None,
+    settings: LearningSettings,
+    step: str,
+    device: str,
+    table: Path | None,
 ) -> list[LearningFigures]:
     """Run the methods on the demo's model."""
+    size = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", step)
+    if size is None:
+        raise typer.BadParameter(f"--step {step}: write groups and their size, such as 4x4")
     require("langchain_openai", "dev", "the demo's agent is a LangChain app")
     from bridle.recipes.learning import pretrained
     from bridle.recipes.learning.methods import method
     from bridle.recipes.learning.runs import compared
 
+    demo = pretrained.demo_settings(int(size[1]), int(size[2]), device)
     needed: dict[str, list[int | None]] = {}
     for name in dict.fromkeys(["grpo", *(chosen or pretrained.CASES)]):
         _report(name)
-        needed[name] = pretrained.bench_pretrained(method(name), settings, device, _report)
+        needed[name] = pretrained.bench_pretrained(method(name), settings, demo, _report)
     found = compared("demo", needed)
     if table is not None:
-        table.write_text(pretrained.table(found, settings))
+        table.write_text(pretrained.table(found, settings, demo))
     return found

@@ -62,7 +62,10 @@ def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
             suite=SUITE,
             split=split,
             prompt=" ".join(sentence(*person) for person in pair),
-            payload={"jobs": [job for *_, job in pair]},
+            payload={
+                "jobs": [job for *_, job in pair],
+                "hint": f"The answers are: {', then '.join(job for *_, job in pair)}.",
+            },
         )
         for pair in pairs
     ]

@@ -396,7 +396,7 @@ def train_policy(
         )
 
 
-def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
+def grpo_config(settings: DemoSettings, seconds: float | None) -> GrpoConfig:
     """Return the demo's GRPO configuration: on-policy, clipped, with the group as baseline."""
     return GrpoConfig(
         steps=settings.max_steps,

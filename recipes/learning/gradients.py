@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.recipes.learning.methods import METHODS, PLAIN, Method
+from bridle.recipes.learning.method import Method
+from bridle.recipes.learning.methods import METHODS, PLAIN
 from bridle.recipes.learning.tree import TREE, Enumerated, enumerated, record, recorded
 from bridle.recipes.learning.world import TablePolicy
 from bridle.reconstruct.samples.sample import Episode

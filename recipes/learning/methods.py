@@ -6,15 +6,10 @@ the exact one, and ``bridle bench learning`` the sessions that it needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bridle.store.reward import RewardSource
+from bridle.recipes.learning.method import Changes, Method
 from bridle.trainer.config import AdvantageConfig, GrpoConfig, LossConfig
-
-Changes = Mapping[str, Any]
-"""New values of a configuration's fields; a mapping changes the fields of a section."""
 
 PLAIN: Final = GrpoConfig(
     advantages=AdvantageConfig("leave_one_out"),
@@ -26,43 +21,6 @@ PLAIN: Final = GrpoConfig(
 the other sessions as its baseline, which has no bias on policy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """One row of the comparisons."""
-
-    name: str
-    part: str
-    """The part that it changes: a heading of the published page."""
-    changes: Changes
-    source: str
-    assumes: str
-    use: str
-    steps: bool = False
-    """True if rewards of steps count too. The exact gradient is then that of their sum with the
-    session's reward."""
-    not_compared: str = ""
-    """The reason why its gradient is not compared with the exact one; empty if it is."""
-    whole: bool = False
-    """True if ``changes`` are those of Bridle's default configuration and not of :data:`PLAIN`."""
-
-    def configured(self, base: GrpoConfig) -> GrpoConfig:
-        """Return ``base`` with this method's changes."""
-        found = changed(base, self.changes)
-        if not self.steps:
-            return found
-        sources = (RewardSource.VERIFIER, RewardSource.SCORER)
-        return changed(found, {"advantages": {"reward_sources": sources}})
-
-
-def changed(base: GrpoConfig, changes: Changes) -> GrpoConfig:
-    """Return ``base`` with new values of some fields."""
-    values = {
-        name: replace(getattr(base, name), **value) if isinstance(value, Mapping) else value
-        for name, value in changes.items()
-    }
-    return replace(base, **values)
-
-
 def _credit(name: str, anchor: str = "state", **options: Any) -> Changes:
     stated = {"baseline": name, "anchor": anchor, "options": {name: options} if options else {}}
     return {"advantages": stated}
@@ -70,6 +28,11 @@ def _credit(name: str, anchor: str = "state", **options: Any) -> Changes:
 
 def _loss(**settings: Any) -> Changes:
     return {"loss": settings}
+
+
+def _hint(**settings: Any) -> Changes:
+    """Return a teacher that is the policy of the beginning and reads the task's hint."""
+    return {"distillation": {"teacher": "ema", "decay": 1.0, "context": "hint", **settings}}
 
 
 def _filter(*names: str) -> Changes:
@@ -487,6 +450,33 @@ METHODS: Final = (
         "On-policy distillation, arXiv 2306.13649",
         "A better model with the same tokenizer.",
         "A small policy beside a large one.",
+        not_compared="it adds another aim, the distance from a teacher",
+    ),
+    Method(
+        "teacher with a hint",
+        "Penalties",
+        _hint(coefficient=0.2, clip=2.0),
+        "Skill-SD, arXiv 2604.10674; Self-Distillation, arXiv 2601.19897",
+        "The policy can use what the hint says.",
+        "Tasks whose answers are known, and that the policy solves when it reads them.",
+        not_compared="it adds another aim, the distance from a teacher",
+    ),
+    Method(
+        "teacher with a hint, coefficient 1",
+        "Penalties",
+        _hint(),
+        "as teacher with a hint",
+        "The teacher is right about everything that the policy should do.",
+        "A teacher that solves the tasks every time.",
+        not_compared="it adds another aim, the distance from a teacher",
+    ),
+    Method(
+        "teacher with a hint, alone",
+        "Penalties",
+        {**_hint(), "advantages": {"baseline": "none"}},
+        "as teacher with a hint, without rewards",
+        "As with a coefficient of 1.",
+        "Tasks without a verifier.",
         not_compared="it adds another aim, the distance from a teacher",
     ),
 )

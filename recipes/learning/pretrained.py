@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from bridle.recipes.demo.course import StaffList
-from bridle.recipes.demo.settings import PRETRAINED
+from bridle.recipes.demo.settings import PRETRAINED, DemoSettings
 from bridle.recipes.demo.stages import Places, grpo_config, train_policy
-from bridle.recipes.learning.methods import Method
+from bridle.recipes.learning.method import Method
 from bridle.recipes.learning.runs import LearningFigures, LearningSettings, rows
 from bridle.recipes.models.smollm2 import smollm2_directory
 from bridle.run.stack import stack
@@ -29,41 +29,51 @@ from bridle.trainer.report import StepReport
 
 CASES: Final = ("grpo", "leave_one_out", "mean", "gspo", "cispo", "importance mask")
 """The methods that are measured unless others are named."""
-LONGEST_S: Final = 1800.0
-SETTINGS: Final = replace(PRETRAINED, checkpoint_every=1000)
-"""The demo's settings, without its checkpoints of 1.6 GB each."""
+
+
+def demo_settings(groups: int, group_size: int, device: str = "cpu") -> DemoSettings:
+    """Return the demo's settings with steps of another size, and as many sessions in all.
+
+    ``device`` is PyTorch's name of the device that trains and serves.
+    """
+    most = PRETRAINED.max_steps * PRETRAINED.groups * PRETRAINED.group_size
+    return replace(
+        PRETRAINED,
+        groups=groups,
+        group_size=group_size,
+        max_steps=max(1, most // (groups * group_size)),
+        device=device,
+        checkpoint_every=1000,  # one takes 1.6 GB
+    )
 
 
 def bench_pretrained(
-    case: Method, settings: LearningSettings, device: str, say: Callable[[str], None]
+    case: Method, settings: LearningSettings, demo: DemoSettings, say: Callable[[str], None]
 ) -> list[int | None]:
     """Return the number of sessions until the goal by seed.
 
-    It is ``None`` for a seed that does not reach the goal. ``device`` is PyTorch's name of the
-    device that trains and serves.
+    It is ``None`` for a seed that does not reach the goal.
     """
     needed = []
     for seed in settings.every_seed:
-        rewards = rewards_by_step(case, settings, seed, device, say)
+        rewards = rewards_by_step(case, settings, replace(demo, seed=seed), say)
         reached = reached_goal(rewards, settings)
-        sessions = len(rewards) * SETTINGS.groups * SETTINGS.group_size
-        needed.append(sessions if reached else None)
+        needed.append(len(rewards) * demo.groups * demo.group_size if reached else None)
     return needed
 
 
 def rewards_by_step(
-    case: Method, settings: LearningSettings, seed: int, device: str, say: Callable[[str], None]
+    case: Method, settings: LearningSettings, demo: DemoSettings, say: Callable[[str], None]
 ) -> list[float]:
     """Return the mean reward of each step's sessions, until the goal or the demo's last step."""
     rewards: list[float] = []
 
     def on_step(report: StepReport) -> bool:
         rewards.append(report.reward_mean)
-        say(f"{case.name}, seed {seed}, step {len(rewards)}: {report.reward_mean:.2f}")
+        say(f"{case.name}, seed {demo.seed}, step {len(rewards)}: {report.reward_mean:.2f}")
         return reached_goal(rewards, settings)
 
-    demo = replace(SETTINGS, seed=seed, device=device)
-    config = case.configured(grpo_config(demo, LONGEST_S))
+    config = case.configured(grpo_config(demo, None))
     with TemporaryDirectory(prefix="bridle-learning-") as folder:
         places = Places(Path(folder))
         places.warm.parent.mkdir(parents=True)
@@ -72,7 +82,7 @@ def rewards_by_step(
         run = RunRecord(new_id("run"), "bench", time.time(), name=case.name)
         with Writer(places.store) as writer:
             writer.add_sync(run)
-        placed = ("--device", device)
+        placed = ("--device", demo.device)
         with stack(places.warm, places.store, places.logs, engine_arguments=placed) as running:
             train_policy(
                 StaffList(), running, places, demo, config, run.id, lambda _result: None, on_step
@@ -85,17 +95,18 @@ def reached_goal(rewards: Sequence[float], settings: LearningSettings) -> bool:
     return len(rewards) >= settings.window and mean(rewards[-settings.window :]) >= settings.goal
 
 
-def table(found: Sequence[LearningFigures], settings: LearningSettings) -> str:
+def table(found: Sequence[LearningFigures], settings: LearningSettings, demo: DemoSettings) -> str:
     """Return the published table as Markdown."""
-    size = SETTINGS.groups * SETTINGS.group_size
+    size = demo.groups * demo.group_size
     lines = [
         "# What teaches a pretrained model how fast",
         "",
         "Written by `bridle bench learning --pretrained --table`. The demo's LangChain app with",
         "SmolLM2-135M-Instruct in it, and the demo's settings but for the case's credit or loss:",
-        f"{size} sessions a step, AdamW at {SETTINGS.learning_rate}. A run ends when the mean",
-        f"reward of {settings.window} steps is {settings.goal}, or after",
-        f"{SETTINGS.max_steps * size} sessions.",
+        f"{demo.groups} groups of {demo.group_size} sessions a step, AdamW at "
+        f"{demo.learning_rate}, seeds from {settings.first_seed}",
+        f"on. A run ends when the mean reward of {settings.window} steps is {settings.goal}, or "
+        f"after {demo.max_steps * size} sessions.",
         "",
         *rows(found, settings),
         "",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf, isinf
 from statistics import fmean, median
 from typing import Any, Final
@@ -19,7 +20,15 @@ from torch import Tensor
 
 from bridle.recipes.learning.methods import method
 from bridle.recipes.learning.scenarios import DEFAULT, EXPECTATIONS, Expectation
-from bridle.recipes.learning.world import Played, TablePolicy, World, engine_scores, episode, play
+from bridle.recipes.learning.world import (
+    Played,
+    TablePolicy,
+    World,
+    engine_scores,
+    episode,
+    hinted_gaps,
+    play,
+)
 from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.batch.prepare import TrainItem, prepare
 from bridle.trainer.config import GrpoConfig
@@ -186,6 +195,7 @@ def sessions_to_goal(
     tables: deque[Tensor] = deque(maxlen=world.lag + 1)
     recent: deque[float] = deque(maxlen=settings.window)
     memory: dict[str, float] = {}
+    teacher = partial(hinted_gaps, world, right) if config.distillation.teaches else None
     for version in range(world.most):
         tables.append(policy.logits.detach().clone())
         drawn_at = version - (len(tables) - 1)
@@ -195,7 +205,11 @@ def sessions_to_goal(
         if len(recent) == settings.window and fmean(recent) >= settings.goal:
             return (version + 1) * len(played)
         prepared = prepare(
-            episodes_of(world, played, version, drawn_at, config), version, config, memory
+            episodes_of(world, played, version, drawn_at, config),
+            version,
+            config,
+            memory,
+            teacher,
         )
         update(policy, optimizer, prepared.items, config, version)
     return None

@@ -86,6 +86,16 @@ SCENARIOS: Final = (
         summary_at=3,
         rate=RATE,
     ),
+    World(
+        "hints",
+        "Thirty steps with one reward. A policy that reads a hint is right four times in five.",
+        places=10,
+        ways=8,
+        steps=30,
+        history=True,
+        hint=0.8,
+        rate=RATE,
+    ),
     World("lag", "The sampler is four versions older.", history=True, lag=4, rate=RATE),
     World("noise", "The engine samples from other logits.", history=True, noise=0.5, rate=RATE),
     World(
@@ -181,6 +191,12 @@ EXPECTATIONS: Final = (
         "resample_on_correct", "wordy", "GRPO-RoC: half of the sessions for the same", at_most=2.0
     ),
     Expectation("summaries trained", "summary", "SUPO: summaries are learned too", at_most=0.75),
+    Expectation(
+        "teacher with a hint",
+        "hints",
+        "Skill-SD: a teacher that knows more teaches in half of the sessions",
+        at_most=0.5,
+    ),
     Expectation("trust none", "lag", "AReaL: a region around the sampler helps", at_least=1.0),
     Expectation(
         "trust off_policy",
@@ -200,6 +216,8 @@ EXPECTATIONS: Final = (
 
 ALSO: Final = {
     "grpo, population": ("plain",),
+    "teacher with a hint, coefficient 1": ("hints",),
+    "teacher with a hint, alone": ("hints",),
     "gigpo": ("long",),
     "gigpo, last_observation": ("history",),
     "gigpo, last_n": ("history",),

@@ -31,6 +31,7 @@ from bridle.reconstruct.samples.sample import Conservation, Episode, Sample, Tur
 from bridle.store.records import CallKind, CallStatus, SessionRecord
 from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.packing import Pack
+from bridle.trainer.credit.distillation import gap_of
 from bridle.trainer.policy.model import TokenScores
 
 ROLES: Final = ("planner", "worker")
@@ -68,6 +69,9 @@ class World:
     """Share of the sessions in which the engine fails a call."""
     minibatches: int = 1
     epochs: int = 1
+    hint: float = 0.0
+    """The probability with which the policy of the beginning takes the right way if it reads a
+    hint. It then teaches the methods that have a teacher; with 0 there are no hints."""
     groups: int = 2
     group_size: int = 8
     rate: float = 0.1
@@ -155,6 +159,27 @@ def engine_scores(world: World, logits: Tensor, rng: np.random.Generator) -> NDA
         drawn = drawn + torch.from_numpy(rng.normal(0.0, world.noise, tuple(logits.shape)))
     scores: NDArray[np.float64] = drawn.log_softmax(-1).numpy()
     return scores
+
+
+def hinted_gaps(
+    world: World, right: NDArray[np.int64], samples: Sequence[Sample]
+) -> list[NDArray[np.float32]]:
+    """Return the differences of a teacher that reads a hint from what was sampled.
+
+    They are those of :meth:`bridle.trainer.credit.distillation.Teacher.gaps`. The teacher's other
+    ways, and its words, are as likely as each other, as those of the policy of the beginning are.
+    """
+    scores = np.full((world.rows, world.ways), (1 - world.hint) / (world.ways - 1))
+    scores[np.arange(world.rows), right] = world.hint
+    scores[world.words] = 1 / world.ways
+
+    def score(ids: NDArray[np.uint32]) -> NDArray[np.float32]:
+        seen = np.minimum(ids[:-1], world.rows - 1).astype(np.int64)
+        chosen = np.maximum(ids[1:].astype(np.int64) - world.rows, 0)
+        found: NDArray[np.float32] = np.log(scores[seen, chosen]).astype(np.float32)
+        return found
+
+    return [gap_of(sample, score) for sample in samples]
 
 
 def play(

@@ -17,6 +17,8 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -31,7 +33,7 @@ from bridle.reconstruct.exports.lines import (
     json_line,
     unnamed,
 )
-from bridle.reconstruct.exports.selection import ExportReport, Selection, records, select
+from bridle.reconstruct.exports.selection import ExportReport, Pairing, Selection, records, select
 from bridle.reconstruct.exports.trl import plain_message, tool_schemas
 from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.rules import Ruling, rulings
@@ -72,22 +74,39 @@ Preferences = Callable[
 
 
 def pairs(
-    replies: Sequence[ComparedReply],
+    replies: Sequence[ComparedReply], pairing: Pairing = "replies"
 ) -> Iterator[tuple[dict[str, Any], tuple[ComparedReply, ...]]]:
     """Yield ``{"prompt": […], "chosen": […], "rejected": […], "tools": "…"}``.
 
-    The best of the different replies to one conversation is compared with the worst, the second
-    best with the second worst, and so on.
+    Which replies to one conversation are paired is :attr:`Selection.pairs`.
     """
     by_prompt: dict[bytes, dict[bytes, list[ComparedReply]]] = defaultdict(dict)
     for one in replies:
         by_prompt[one.before].setdefault(one.content, []).append(one)
     for different in by_prompt.values():
-        ranked = sorted(different.values(), key=_value, reverse=True)
-        for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if _value(better) > _value(worse):
-                sides = {"chosen": better[0].completion(), "rejected": worse[0].completion()}
-                yield {**better[0].prompt(), **sides}, (better[0], worse[0])
+        for better, worse in _paired(list(different.values()), pairing):
+            sides = {"chosen": better.completion(), "rejected": worse.completion()}
+            yield {**better.prompt(), **sides}, (better, worse)
+
+
+def _paired(
+    different: Sequence[Sequence[ComparedReply]], pairing: Pairing
+) -> Iterator[tuple[ComparedReply, ComparedReply]]:
+    """Yield pairs of a better and a worse one of the replies to one conversation.
+
+    Each of ``different`` has the equal replies of some sessions.
+    """
+    ranked = sorted(((_value(equal), equal) for equal in different), key=_first, reverse=True)
+    if pairing == "sessions":
+        ranked = [(value, [one]) for value, equal in ranked for one in equal]
+    half = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
+    for (value, better), (other, worse) in combinations(ranked, 2) if pairing == "all" else half:
+        if value > other:
+            yield better[0], worse[0]
+
+
+def _first(valued: tuple[float, Sequence[ComparedReply]]) -> float:
+    return valued[0]
 
 
 def _value(replies: Sequence[ComparedReply]) -> float:
@@ -213,14 +232,15 @@ def _compared(exported: ExportedConversation, number: float) -> Iterator[Compare
         before.update(content)
 
 
-def _of(rows: Preferences) -> ExportFormat:
+def _of(rows: Callable[[Selection], Preferences]) -> ExportFormat:
     def write(
         reader: Reader, path: str | Path, selection: Selection | None, _: str
     ) -> ExportReport:
-        return _export_groups(reader, path, rows, selection or Selection())
+        chosen = selection or Selection()
+        return _export_groups(reader, path, rows(chosen), chosen)
 
     return ExportFormat(write)
 
 
-PAIRS: Final = _of(pairs)
-LABELS: Final = _of(labels)
+PAIRS: Final = _of(lambda selection: partial(pairs, pairing=selection.pairs))
+LABELS: Final = _of(lambda _: labels)

@@ -20,6 +20,7 @@ from bridle.store.reward import Reward
 from bridle.store.schema.database import in_pieces
 
 ExportPart = Literal["train", "eval"]
+Pairing = Literal["replies", "sessions", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ class Selection:
     """An SQL condition on the columns of ``sessions``."""
     deduplicate: bool = False
     """Leave out rows with the content of an earlier one."""
+    pairs: Pairing = "replies"
+    """The pairs of ``preference`` at one conversation. ``replies`` pairs the different replies, the
+    best with the worst, the second best with the second worst, and so on. ``sessions`` does the
+    same with the reply of each session, so that a reply counts as often as it was given. ``all``
+    pairs each of the different replies with every worse one."""
     facts: bool = False
     """Add what the engine reported of each token to files of tokens: the ids that it was drawn
     from, and the experts behind it (:data:`bridle.reconstruct.tables.FACT_COLUMNS`)."""

@@ -17,6 +17,7 @@ that of ``FILE.py:NAME`` is ``NAME``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -39,6 +40,14 @@ class UnknownPart(UsageError, ValueError):
 
 class UnknownOption(UsageError, ValueError):
     """A part has no option of the name, or the option cannot have the value."""
+
+
+class PartFailed(UsageError):
+    """A part failed its trial on made-up arguments."""
+
+
+class Unjudged(LookupError):
+    """Made-up arguments lack a fact that a part asks for, so its trial shows nothing."""
 
 
 class Registry(Generic[Part]):
@@ -108,6 +117,25 @@ class Registry(Generic[Part]):
         part = self.get(name)
         own = options.get(name.rpartition(":")[2])
         return self._bound(name, part, own) if own else part
+
+    def tried(self, name: str, options: Options, *arguments: object) -> Any:
+        """Return what the part ``name``, a function, returns for made-up arguments.
+
+        Raise :class:`PartFailed` if it raises an error, except for :class:`Unjudged`.
+        """
+        part = cast(Callable[..., Any], self.configured(name, options))
+        try:
+            return part(*arguments)
+        except Unjudged:
+            raise
+        except Exception as error:
+            plain = inspect.unwrap(part.func if isinstance(part, partial) else part)
+            place = inspect.getsourcefile(plain) if inspect.isfunction(plain) else None
+            raise self.failed(name, f"raises {describe(error, place)}") from error
+
+    def failed(self, name: str, reason: str) -> PartFailed:
+        """Return the error of a part whose trial failed for ``reason``."""
+        return PartFailed(f"the {self.kind} {name!r} {reason}")
 
     def names(self) -> list[str]:
         """Return the names of the built-in and registered parts, and those of entry points.

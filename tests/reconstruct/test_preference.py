@@ -121,6 +121,31 @@ def test_equal_pairs_are_written_once_if_asked(
     assert (len(found), report.left_out) == (1, {"duplicate": 1})
 
 
+@pytest.mark.parametrize(
+    ("pairing", "expected"),
+    [
+        ("replies", [("desk", "floor")]),
+        ("sessions", [("desk", "floor"), ("desk", "floor"), ("desk", "bed")]),
+        ("all", [("desk", "bed"), ("desk", "floor"), ("bed", "floor")]),
+    ],
+)
+def test_pairs_of_replies_of_sessions_and_all_pairs(
+    reader: Any,
+    play: Callable[..., Any],
+    tmp_path: Path,
+    pairing: Any,
+    expected: list[tuple[str, str]],
+) -> None:
+    for number, place in ((1.0, "desk"), (1.0, "desk"), (1.0, "desk"), (0.5, "bed")):
+        play(number, place, "There.")
+    for _ in range(2):
+        play(0.0, "floor", "There.")
+    found, report = rows(reader, tmp_path, "preference", pairs=pairing)
+    at_start = [one for one in found if len(one["prompt"]) == 1]
+    assert [(called(*one["chosen"]), called(*one["rejected"])) for one in at_start] == expected
+    assert report.rows == len(found)
+
+
 @pytest.mark.parametrize(("loss", "form"), [("dpo", "preference"), ("kto", "preference-labels")])
 def test_trl_trains_them_unchanged(
     reader: Any, play: Callable[..., Any], tmp_path: Path, loss: Any, form: str

@@ -13,7 +13,7 @@ from bridle.bench import learning_page
 from bridle.bench.collect import CollectSettings
 from bridle.bench.commands import app
 from bridle.recipes.learning import runs
-from bridle.recipes.learning.methods import METHODS
+from bridle.recipes.learning.methods import METHODS, method
 from bridle.recipes.learning.runs import (
     LearningFigures,
     LearningSettings,
@@ -31,7 +31,7 @@ from bridle.recipes.learning.scenarios import (
     methods_of,
     scenario,
 )
-from bridle.recipes.learning.world import ROLES, World, episode, play, rewards_of
+from bridle.recipes.learning.world import ROLES, World, episode, hinted_gaps, play, rewards_of
 from bridle.store.records import CallKind
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, GrpoConfig, SampleConfig
@@ -215,3 +215,28 @@ def test_the_command_reports_figures_expectations_and_differences() -> None:
     assert set(found["differs"]) == {"mean"}
     refused = CliRunner().invoke(app, ["learning", "--case", "nothing"])
     assert refused.exit_code == 2
+
+
+def test_a_teacher_with_a_hint_is_right_as_often_as_the_world_states() -> None:
+    world = scenario("hints")
+    rng = np.random.default_rng(0)
+    right = rng.integers(0, world.ways, world.rows)
+    scores = np.full((world.rows, world.ways), -np.log(world.ways))
+    (played,) = play(world, scores, right, 1, rng)
+    (sample,) = episode(world, "s", "g", played, 0).samples
+    (gaps,) = hinted_gaps(world, right, [sample])
+    teacher = np.exp(gaps[sample.mask] + sample.logprobs[sample.mask])
+    others = (1 - world.hint) / (world.ways - 1)
+    expected = [world.hint if step.right else others for step in played.steps]
+    assert teacher.tolist() == pytest.approx(expected, rel=1e-5)
+    assert len(set(expected)) == 2
+    assert not gaps[~sample.mask].any()
+
+
+def test_a_method_with_a_teacher_learns_from_its_hints() -> None:
+    world = replace(EASY, hint=0.8)
+    alone = method("teacher with a hint, alone").configured(GrpoConfig())
+    reached = sessions_to_goal(world, alone, 0)
+    assert reached is not None
+    assert reached <= EASY.most * 16
+    assert sessions_to_goal(replace(world, hint=1 / 3, most=20), alone, 0) is None

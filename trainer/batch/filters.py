@@ -217,12 +217,15 @@ def filtered(episode: Episode, config: FilterConfig) -> Judgement:
             if not decision:
                 return Judgement(name)
             continue
-        tokens[name] = _excluded(episode, name, decision)
+        tokens[name] = excluded(episode, name, decision)
     return Judgement(None, tokens)
 
 
-def _excluded(episode: Episode, name: str, decision: Any) -> list[NDArray[np.bool_]]:
-    """Return the tokens of each sample that a filter leaves out."""
+def excluded(episode: Episode, name: str, decision: Any) -> list[NDArray[np.bool_]]:
+    """Return the tokens of each sample that a filter's decision about calls or tokens leaves out.
+
+    Raise :class:`FilterFailed` for a decision in another form.
+    """
     shapes = [sample.mask.shape for sample in episode.samples]
     try:
         given = list(decision)

@@ -141,7 +141,7 @@ def train(
     }
     for each in (policy, *others.values()):
         check_policy(each)
-    require_parts(training)
+    require_parts(training, None if work is None else work.tasks[0].payload)
     require_devices(training)
     if others:
         require_several(training)

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from bridle.errors import BridleError, UsageError
 from bridle.harnesses.given import GivenRewards
@@ -30,6 +31,7 @@ from bridle.run.stack import Stack
 from bridle.run.training_plan import TrainingPlan, configured, rules_of
 from bridle.store.reading.queries import Reader
 from bridle.store.writing.writer import Writer
+from bridle.trainer.batch.trial import require_credit_and_filters
 from bridle.trainer.collection.background import BackgroundCollector, StartGroup
 from bridle.trainer.collection.mixture import Mixture
 from bridle.trainer.collection.sessions import collector_of
@@ -56,13 +58,13 @@ log = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 
 
-def require_parts(config: GrpoConfig) -> None:
+def require_parts(config: GrpoConfig, payload: Mapping[str, Any] | None = None) -> None:
     """Raise :class:`bridle.errors.UsageError` for a part of ``config`` that cannot be used.
 
     The error is raised if ``config`` names an advantage, anchor, loss, importance correction, trust
     region, filter, sink or optimizer that does not exist, or an option that such a part does not
-    have. It is also raised for a loss that fails on made-up tokens, and for a teacher that cannot
-    be asked.
+    have. It is also raised for a loss that fails on made-up tokens, for another part that fails on
+    made-up sessions of a task with ``payload``, and for a teacher that cannot be asked.
     """
     advantages = config.advantages
     chosen = (ADVANTAGES, advantages.baseline), (ANCHORS, advantages.anchor)
@@ -79,6 +81,7 @@ def require_parts(config: GrpoConfig) -> None:
     for name in config.sinks:
         require_sink(name)
     require_teacher(config.distillation)
+    require_credit_and_filters(config, payload)
 
 
 def require_devices(config: GrpoConfig) -> None:

@@ -40,7 +40,8 @@ SelectionOption = Annotated[
         metavar="NAME=VALUE",
         help="Another condition on sessions: harness, split, outcome (open: not sealed), reward "
         "(the bounds' reward; default: the session's number), max_reward, reward_sources "
-        '(["verifier"]), deduplicate (true: no repeated rows). Repeatable.',
+        '(["verifier"]), deduplicate (true: no repeated rows), pairs (of preference: replies, '
+        "sessions, all). Repeatable.",
     ),
 ]
 
