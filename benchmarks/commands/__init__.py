@@ -6,6 +6,7 @@ import typer
 
 from bridle.bench.commands import algorithms as bench_algorithms
 from bridle.bench.commands import collect as bench_collect
+from bridle.bench.commands import containers as bench_containers
 from bridle.bench.commands import continuation as bench_continuation
 from bridle.bench.commands import harnesses as bench_harnesses
 from bridle.bench.commands import learning as bench_learning
@@ -34,6 +35,7 @@ def bench() -> None:
 
 app.command("algorithms")(bench_algorithms.algorithms)
 app.command("collect")(bench_collect.collect)
+app.command("containers")(bench_containers.containers)
 app.command("continuation")(bench_continuation.continuation)
 app.command("harnesses")(bench_harnesses.harnesses)
 app.command("learning")(bench_learning.learning)
@@ -43,6 +45,7 @@ app.command("pages")(bench_pages.pages)
 app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
 app.command("re-entry")(bench_re_entry.re_entry)
+app.command("reconstruct")(bench_store.reconstruct)
 app.command("rivals")(bench_rivals.rivals)
 app.command("staleness")(bench_staleness.staleness)
 app.command("store")(bench_store.store)

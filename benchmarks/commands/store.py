@@ -1,8 +1,8 @@
-"""``bridle bench store``: the size of a store, and its commits a second."""
+"""``bridle bench store`` and ``bridle bench reconstruct``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -26,6 +26,22 @@ def store(
 
     with err.status("Recording sessions."):
         report = bench(tuple(turns) if turns else TURNS, postgresql)
+    _print(report, json)
+
+
+def reconstruct(
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions in the store.")] = 1000,
+    json: JsonOption = False,
+) -> None:
+    """Measure unique tokens per second from the store to samples, and the memory this takes."""
+    from bridle.bench.reconstruct import bench
+
+    with err.status("Filling a store."):
+        report = bench(sessions)
+    _print(report, json)
+
+
+def _print(report: dict[str, Any], json: bool) -> None:
     if json:
         print_json(report)
         return

@@ -97,3 +97,10 @@ def test_calls_that_are_written_when_they_begin_take_no_more_room(
     once, apart = store.measure_size(20), store.measure_size(20, apart=True)
     assert once.tokens == apart.tokens
     assert abs(apart.size - once.size) <= 0.03 * once.size
+
+
+def test_the_reconstruct_bench_reads_every_token_it_stored(bridle: Callable[..., Result]) -> None:
+    found = json.loads(bridle("bench", "reconstruct", "--sessions", "3", "--json").output)
+    assert (found["sessions"], found["samples"], found["tokens"]) == (3, 3, 3 * 10 * 600)
+    assert found["tokens_per_s"] > 0
+    assert found["peak_rss_mb"] >= found["rss_before_mb"] > 0
