@@ -1,8 +1,9 @@
 """A benchmark of the slot time that sessions use, and training uses, at each staleness bound.
 
-Sessions sleep for lognormal times (σ = 1), roughly as those of agents: a few take far longer than
+Sessions last for lognormal times (σ = 1), roughly as those of agents: a few take far longer than
 the others. Their tokens are sampled evenly over that time. The collector with its capacity rule and
-the trainer's preparation are the real ones; a training step sleeps.
+the trainer's preparation are the real ones; an update sleeps. Sessions sleep too, or they are real
+ones (:mod:`bridle.bench.collect_streamed`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import asyncio
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +45,7 @@ class CollectSettings:
     median_s: float = 0.2
     """The median duration of a session."""
     train_s: float = 0.05
-    """Seconds that the update and the publish of a step take."""
+    """Seconds that the update of a step takes."""
     seed: int = 0
     refill: float = 1.0
     """The ``refill`` setting of the step's filters."""
@@ -80,24 +82,34 @@ class CollectFigures:
         return asdict(self)
 
 
-class SleepingSessions:
-    """Groups of sleeping sessions that share a fixed number of slots."""
+class SlottedSessions(ABC):
+    """Groups of sessions that share a fixed number of slots, and the policy that they use."""
 
-    def __init__(self, settings: CollectSettings, version: Callable[[], int]) -> None:
+    def __init__(self, settings: CollectSettings) -> None:
         self._settings = settings
-        self._version = version
         self._times = random.Random(settings.seed)
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(settings.slots)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._lock = threading.Lock()
-        self._began: dict[str, float] = {}
+        self._began: set[float] = set()
         self._busy = 0.0
-        self._versions: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
-        """The duration of each session that ended, by its name."""
+        """The duration of each session that ended, by its id."""
 
-    def __enter__(self) -> SleepingSessions:
+    @abstractmethod
+    async def lead(self, group: int, member: int, seconds: float) -> str:
+        """Lead a session that takes about ``seconds``; return its id."""
+
+    @abstractmethod
+    def load(self, session_id: str) -> Episode:
+        """Return a session that has ended."""
+
+    @abstractmethod
+    def publish(self, version: int) -> None:
+        """Have sessions sample from ``version`` from now on, also those that run."""
+
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -116,77 +128,103 @@ class SleepingSessions:
     def start(
         self, number: int, begun: Callable[[], None], ended: Callable[[str], None]
     ) -> Future[Sequence[str]]:
-        seconds = [
-            self._settings.median_s * self._times.lognormvariate(0, 1)
-            for _ in range(self._settings.group_size)
+        group = [
+            (member, self._settings.median_s * self._times.lognormvariate(0, 1))
+            for member in range(self._settings.group_size)
         ]
         return asyncio.run_coroutine_threadsafe(
-            self._group(number, seconds, begun, ended), self._loop
+            self._group(number, group, begun, ended), self._loop
         )
 
     async def _group(
         self,
         number: int,
-        seconds: Sequence[float],
+        group: Sequence[tuple[int, float]],
         begun: Callable[[], None],
         ended: Callable[[str], None],
     ) -> list[str]:
-        names = [f"{number:06}-{member:03}" for member in range(len(seconds))]
-        sessions = zip(names, seconds, strict=True)
-        await asyncio.gather(*(self._session(name, each, begun, ended) for name, each in sessions))
-        return names
+        sessions = (self._session(number, *each, begun, ended) for each in group)
+        return list(await asyncio.gather(*sessions))
 
     async def _session(
         self,
-        name: str,
+        number: int,
+        member: int,
         seconds: float,
         begun: Callable[[], None],
         ended: Callable[[str], None],
-    ) -> None:
+    ) -> str:
         async with self._slots:
             begun()
+            began = time.perf_counter()
             with self._lock:
-                self._began[name] = time.perf_counter()
-            versions = []
-            for _ in range(TOKENS):
-                versions.append(self._version())
-                await asyncio.sleep(seconds / TOKENS)
+                self._began.add(began)
+            session_id = await self.lead(number, member, seconds)
             with self._lock:
-                self.seconds[name] = time.perf_counter() - self._began.pop(name)
-                self._busy += self.seconds[name]
-                self._versions[name] = versions
-        ended(name)
+                self._began.remove(began)
+                self.seconds[session_id] = time.perf_counter() - began
+                self._busy += self.seconds[session_id]
+        ended(session_id)
+        return session_id
 
     def busy_seconds(self) -> float:
         """Return the slot seconds in which a session has run so far."""
         now = time.perf_counter()
         with self._lock:
-            return self._busy + sum(now - began for began in self._began.values())
+            return self._busy + sum(now - began for began in self._began)
 
-    def load(self, name: str) -> Episode:
-        number, member = name.split("-")
+
+class SleepingSessions(SlottedSessions):
+    """Sessions that sleep between their tokens, which are made up."""
+
+    def __init__(self, settings: CollectSettings) -> None:
+        super().__init__(settings)
+        self._version = 0
+        self._versions: dict[str, list[int]] = {}
+
+    def publish(self, version: int) -> None:
+        self._version = version
+
+    async def lead(self, group: int, member: int, seconds: float) -> str:
+        name = f"{group:06}-{member:03}"
+        versions = []
+        for _ in range(TOKENS):
+            versions.append(self._version)
+            await asyncio.sleep(seconds / TOKENS)
+        self._versions[name] = versions
+        return name
+
+    def load(self, session_id: str) -> Episode:
+        number, member = session_id.split("-")
         sample = Sample(
-            session_id=name,
-            leaf_call_id=name,
+            session_id=session_id,
+            leaf_call_id=session_id,
             kind=CallKind.MAIN,
             role=None,
             token_ids=np.arange(TOKENS + 1, dtype=np.uint32),
             mask=np.arange(TOKENS + 1) > 0,
             logprobs=np.zeros(TOKENS + 1, np.float32),
-            versions=np.asarray([-1, *self._versions[name]]),
+            versions=np.asarray([-1, *self._versions[session_id]]),
             calls=np.asarray([-1, *[0] * TOKENS], np.int32),
-            call_ids=(name,),
+            call_ids=(session_id,),
             weight=1.0,
         )
         equal = self._settings.half_degenerate and int(number) % 2 == 1
         value = 0.0 if equal else float(member)
-        reward = Reward(name, "reward", value, 0.0, source=RewardSource.VERIFIER)
-        session = SessionRecord(name, 0.0, group_id=number, outcome="completed")
+        reward = Reward(session_id, "reward", value, 0.0, source=RewardSource.VERIFIER)
+        session = SessionRecord(session_id, 0.0, group_id=number, outcome="completed")
         return Episode(session, (sample,), (reward,), Conservation(captured=TOKENS, trained=TOKENS))
 
 
-def bench_collect(settings: CollectSettings, max_staleness: int) -> CollectFigures:
-    """Run ``settings.steps`` steps at one staleness bound, after some that fill the slots."""
+def bench_collect(
+    settings: CollectSettings,
+    max_staleness: int,
+    of: Callable[[CollectSettings], SlottedSessions] = SleepingSessions,
+) -> CollectFigures:
+    """Run ``settings.steps`` steps at one staleness bound, after some that fill the slots.
+
+    ``of`` makes the sessions.
+    """
     config = GrpoConfig(
         steps=ENDLESS,
         max_staleness=max_staleness,
@@ -196,7 +234,7 @@ def bench_collect(settings: CollectSettings, max_staleness: int) -> CollectFigur
     version = 0
     taken = _Taken()
     with (
-        SleepingSessions(settings, lambda: version) as sessions,
+        of(settings) as sessions,
         collector_of(
             sessions.start,
             sessions.load,
@@ -215,6 +253,7 @@ def bench_collect(settings: CollectSettings, max_staleness: int) -> CollectFigur
                 taken.add(prepared, [sessions.seconds[one.session.id] for one in episodes])
             time.sleep(settings.train_s)
             version += 1
+            sessions.publish(version)
             collect.published(version)
         elapsed = time.perf_counter() - started
         busy = sessions.busy_seconds() - busy

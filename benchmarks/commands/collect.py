@@ -28,11 +28,18 @@ def collect(
         Literal["groups", "sessions"], typer.Option(help="The unit that a step takes.")
     ] = "groups",
     train: Annotated[float, typer.Option(min=0, help="Seconds of an update.")] = 0.05,
+    streamed: Annotated[
+        bool, typer.Option("--streamed", help="Stream through a proxy; publish to its engine.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure slot use with sleeping sessions whose times are lognormal (σ = 1)."""
+    """Measure slot use with sessions whose times are lognormal (σ = 1).
+
+    They sleep, or are streamed by a scripted engine.
+    """
     require("torch", "train", "the collector is the trainer's")
-    from bridle.bench.collect import CollectSettings, bench_collect
+    from bridle.bench.collect import CollectSettings, SleepingSessions, bench_collect
+    from bridle.bench.collect_streamed import StreamedSessions
 
     settings = CollectSettings(
         slots,
@@ -43,10 +50,11 @@ def collect(
         train_s=train,
         collection=collection,
     )
+    of = StreamedSessions if streamed else SleepingSessions
     found = []
     for bound in max_staleness or BOUNDS[collection]:
         err.print(f"{steps} steps at staleness {bound}")
-        found.append(bench_collect(settings, bound))
+        found.append(bench_collect(settings, bound, of))
     if json:
         print_json([figures.as_data() for figures in found])
         return
