@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from bridle.errors import UsageError
+from bridle.errors import BridleError, UsageError
 from bridle.user_code import UserCodeError, describe, load_object
 
 Part = TypeVar("Part")
@@ -46,7 +46,7 @@ class PartFailed(UsageError):
     """A part failed its trial on made-up arguments."""
 
 
-class Unjudged(LookupError):
+class Unjudged(BridleError, LookupError):
     """Made-up arguments lack a fact that a part asks for, so its trial shows nothing."""
 
 

@@ -160,6 +160,7 @@ def stand_in() -> Iterator[StandIn]:
     app.router.add_post("/bridle/v1/sessions/{id}/seal", stand_in.seal)
     app.router.add_get("/bridle/v1/sessions/{id}", stand_in.session)
     app.router.add_get("/bridle/v1/sessions/{id}/actions", stand_in.actions)
+    app.router.add_get("/bridle/v1/private-files", stand_in.private_files)
     app.router.add_get("/bridle/v1/policy", stand_in.policy)
     app.router.add_post("/s/{id}/v1/chat/completions", stand_in.chat)
     runner = web.AppRunner(app)

@@ -249,7 +249,7 @@ async def test_no_more_run_at_once_than_allowed_and_none_is_left_out(
     run: Runner,
 ) -> None:
     seen: list[RolloutResult] = []
-    command = "date +%s%N > began; sleep 0.1; date +%s%N > ended"
+    command = "date +%s%N > began; sleep 0.5; date +%s%N > ended"
     jobs = [Job(Task(str(number), "p")) for number in range(9)]
 
     results = await run(
