@@ -121,13 +121,16 @@ class Registry(Generic[Part]):
     def tried(self, name: str, options: Options, *arguments: object) -> Any:
         """Return what the part ``name``, a function, returns for made-up arguments.
 
-        Raise :class:`PartFailed` if it raises an error, except for :class:`Unjudged`.
+        Raise :class:`PartFailed` if it raises an error, except for :class:`Unjudged`. An assertion
+        of the part is about real arguments, so that made-up ones that fail it show nothing.
         """
         part = cast(Callable[..., Any], self.configured(name, options))
         try:
             return part(*arguments)
         except Unjudged:
             raise
+        except AssertionError as error:
+            raise Unjudged(name) from error
         except Exception as error:
             plain = inspect.unwrap(part.func if isinstance(part, partial) else part)
             place = inspect.getsourcefile(plain) if inspect.isfunction(plain) else None

@@ -17,11 +17,13 @@ from bridle.trainer.config import (
     DistillationConfig,
     FilterConfig,
     GrpoConfig,
+    LossConfig,
 )
 from bridle.trainer.credit import ADVANTAGES
 from bridle.trainer.credit.anchors import ANCHORS
 from bridle.trainer.credit.privileged import CONTEXTS
 from bridle.trainer.filters import FILTERS
+from bridle.trainer.losses.trial import require_loss
 
 
 def written(folder: Path, signature: str, body: str) -> str:
@@ -111,6 +113,14 @@ def test_a_filter_that_is_wrong_is_refused_before_a_run_starts(
     with pytest.raises(PartFailed, match=re.escape(message)) as refused:
         require_credit_and_filters(with_filter(name), {})
     assert str(refused.value).startswith(f"the filter '{name}' ")
+
+
+def test_an_assertion_about_the_run_s_own_sessions_refuses_nothing(tmp_path: Path) -> None:
+    name = written(tmp_path, "group", "assert len(group.episodes) == 8")
+    require_credit_and_filters(with_advantage(name), {})
+    (tmp_path / "loss").mkdir()
+    loss = written(tmp_path / "loss", "terms, config", "assert len(terms.weights) > 100")
+    require_loss(LossConfig(name=loss))
 
 
 @pytest.mark.parametrize(

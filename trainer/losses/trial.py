@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from bridle.registry import Registry
+from bridle.registry import Registry, Unjudged
 from bridle.trainer.config import LossConfig
 from bridle.trainer.losses.importance import CORRECTIONS
 from bridle.trainer.losses.losses import LOSSES, Surrogate
@@ -24,6 +25,15 @@ def require_loss(config: LossConfig) -> None:
     branches. The error is also raised if a part does not return what ``docs/extend.md`` states, or
     values that are not finite.
     """
+    with suppress(Unjudged):
+        _try_loss(config)
+    for registry, name in ((CORRECTIONS, config.importance), (TRUST_REGIONS, config.trust_region)):
+        with suppress(Unjudged):
+            values = registry.tried(name, config.options, _made_up(), config)
+            _require_one_each(registry, name, values, "what it returns")
+
+
+def _try_loss(config: LossConfig) -> None:
     loss = LOSSES.tried(config.name, config.options, _made_up(), config)
     if not isinstance(loss, Surrogate):
         raise LOSSES.failed(config.name, f"returns a {type(loss).__name__}, not a Surrogate")
@@ -32,9 +42,6 @@ def require_loss(config: LossConfig) -> None:
         _require_one_each(LOSSES, config.name, values, f"its {name}")
     if not loss.loss.requires_grad:
         raise LOSSES.failed(config.name, "returns a loss without a gradient")
-    for registry, name in ((CORRECTIONS, config.importance), (TRUST_REGIONS, config.trust_region)):
-        values = registry.tried(name, config.options, _made_up(), config)
-        _require_one_each(registry, name, values, "what it returns")
 
 
 def _require_one_each(registry: Registry[Any], name: str, values: object, what: str) -> None:
