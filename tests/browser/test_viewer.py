@@ -294,7 +294,8 @@ def test_the_sessions_of_a_filter_are_downloaded(served: Any, page: Any) -> None
 def test_a_fate_leads_to_its_sessions(served: Any, page: Any) -> None:
     page.goto(f"{served.url}/runs/run_gallery1")
     page.get_by_role("link", name="dropped: kind side").click()
-    expect(page.locator("[data-line]")).to_have_count(12)
+    # Of one of the twelve, a step has trained every token.
+    expect(page.locator("[data-line]")).to_have_count(11)
     page.goto(f"{served.url}/runs/run_gallery1")
     page.locator("select[name=compare]").select_option("run_gallery2")
     chart = page.locator("figure").filter(has_text="Reward, mean")

@@ -2,6 +2,28 @@
 
 const LIVE_MS = 2000;
 
+/** What a token's shade may show: a number of the token, and the bounds of the four shades. */
+const SHADES = {
+  probability: {
+    name: "probability",
+    legend: "The darker a token, the less probable it was.",
+    level: ([, , logprob]) => -logprob,
+    bounds: [0.1, 0.7, 2.3, 4.6],
+  },
+  gap: {
+    name: "engine − trainer",
+    legend: "The darker a token, the more the logprobs of engine and trainer differ.",
+    level: ([, , logprob, , , trainer]) => (trainer === null ? 0 : Math.abs(logprob - trainer)),
+    bounds: [0.001, 0.01, 0.05, 0.2],
+  },
+  entropy: {
+    name: "entropy",
+    legend: "The darker a token, the less certain the policy was.",
+    level: ([, , , , , , entropy]) => entropy ?? 0,
+    bounds: [0.1, 0.5, 1, 2],
+  },
+};
+
 /** Shows tokens; the mouse, a click and arrow keys choose one, which a line below describes. */
 class TokenStrip extends HTMLElement {
   connectedCallback() {
@@ -82,28 +104,6 @@ class TokenStrip extends HTMLElement {
   }
 }
 customElements.define("token-strip", TokenStrip);
-
-/** What a token's shade may show: a number of the token, and the bounds of the four shades. */
-const SHADES = {
-  probability: {
-    name: "probability",
-    legend: "The darker a token, the less probable it was.",
-    level: ([, , logprob]) => -logprob,
-    bounds: [0.1, 0.7, 2.3, 4.6],
-  },
-  gap: {
-    name: "engine − trainer",
-    legend: "The darker a token, the more the logprobs of engine and trainer differ.",
-    level: ([, , logprob, , , trainer]) => (trainer === null ? 0 : Math.abs(logprob - trainer)),
-    bounds: [0.001, 0.01, 0.05, 0.2],
-  },
-  entropy: {
-    name: "entropy",
-    legend: "The darker a token, the less certain the policy was.",
-    level: ([, , , , , , entropy]) => entropy ?? 0,
-    bounds: [0.1, 0.5, 1, 2],
-  },
-};
 
 function shade(token, by) {
   const [id, text, logprob, , reason] = token;
