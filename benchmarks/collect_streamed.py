@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +36,7 @@ from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.publish.publisher import Publisher, default_probes
 
 TURNS: Final = 3
+_PACE: Final = re.compile(r"pace (\d+\.\d+) seconds")
 _REPLY: Final = "one two three four five six seven"
 
 
@@ -95,7 +97,7 @@ class StreamedSessions(SlottedSessions):
         messages: list[ChatCompletionMessageParam] = []
         chat = self._chat.with_options(base_url=session.base_urls["openai"], api_key=session.key)
         for _ in range(TURNS):
-            messages.append({"role": "user", "content": str(delay)})
+            messages.append({"role": "user", "content": f"pace {delay:.6f} seconds"})
             stream = await chat.chat.completions.create(
                 model=self._model, messages=messages, stream=True
             )
@@ -112,5 +114,6 @@ class StreamedSessions(SlottedSessions):
 
 
 def _reply(request: ScriptedRequest) -> ScriptedReply:
-    """Reply at the pace that the last message asks for, in seconds a token."""
-    return ScriptedReply(_REPLY, delay=float(request.messages[-1]["content"]))
+    """Reply at the pace that the last message asks for, in seconds a token; to a probe at once."""
+    paces = _PACE.findall(request.prompt_text)
+    return ScriptedReply(_REPLY, delay=float(paces[-1]) if paces else 0.0)

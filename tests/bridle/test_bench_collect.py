@@ -36,3 +36,17 @@ def test_by_sessions_long_ones_are_trained_too(bridle: Callable[..., Result]) ->
     assert sessions["useful"] > groups["useful"] + 0.2
     assert sessions["mean_lag"] < 2.5
     assert min(sessions["deciles"]) >= 0.9
+
+
+def test_streamed_sessions_are_recorded_across_real_publishes(
+    bridle: Callable[..., Result],
+) -> None:
+    small = ("--slots", "8", "--groups", "2", "--group-size", "4", "--steps", "4")
+    done = bridle(
+        *("bench", "collect", "--streamed", "--collection", "sessions", "--max-staleness", "1"),
+        *(*small, "--median", "0.5", "--train", "0.2", "--json"),
+    )
+    (found,) = json.loads(done.stdout)
+    assert found["staleness"] > 0, "tokens carry the versions that were published meanwhile"
+    assert found["useful"] > 0.6
+    assert found["trained"] > 0.8
