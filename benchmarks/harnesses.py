@@ -23,7 +23,7 @@ from bridle.harnesses.episode import Outcome
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.sampling import AGENT, session_settings
-from bridle.harnesses.sandboxes import ProcessProvider
+from bridle.harnesses.sandboxes import NotLaunchable, ProcessProvider
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
@@ -62,6 +62,12 @@ class Figures:
     """Number of sampled tokens that cannot be trained, by reason."""
     problems: tuple[str, ...] = ()
     """Reasons why the run does not count: it failed, or its record is not clean."""
+
+    @classmethod
+    def without_start(cls, error: NotLaunchable) -> Figures:
+        """Return the figures of a harness that could not start."""
+        none: Counter[str] = Counter()
+        return cls(0, 0, 0, 0, none, 0, none, problems=(f"did not start: {error}",))
 
     @property
     def unexplained(self) -> int:
@@ -130,7 +136,7 @@ async def bench_harnesses(
     keep: Path | None = None,
     progress: Callable[[str, Continuation], None] = lambda name, mode: None,
 ) -> Report:
-    """Run every case in both modes. Raise ``NotLaunchable`` if a harness is not installed.
+    """Run every case in both modes. A harness that cannot start is a problem of its own.
 
     Each harness samples at its own settings, so that the report shows what they leave to train.
     If ``keep`` is given, the recordings stay there (``bench.db`` and the sessions' directories).
@@ -172,8 +178,12 @@ async def bench_harnesses(
                         settings,
                     )
                     jobs = [Job(policy.task(f"{case.name}-{n}")) for n in range(sessions)]
-                    results = await rollout.collect(jobs)
-                    modes[mode] = measured(reader, results, settings.directory)
+                    try:
+                        results = await rollout.collect(jobs)
+                    except NotLaunchable as error:
+                        modes[mode] = Figures.without_start(error)
+                    else:
+                        modes[mode] = measured(reader, results, settings.directory)
                     progress(case.name, mode)
     return report
 
@@ -273,16 +283,21 @@ def _table_row(name: str, modes: Mapping[Continuation, Figures]) -> str:
         (case and case.version) or "–",
         (case and case.dialect) or "–",
         exact["calls"],
-        exact["rows_per_session"],
+        _rows(exact),
         _trained(modes[Continuation.EXACT]),
         exact["breaks"],
         exact["unexplained"],
-        rendered["rows_per_session"],
+        _rows(rendered),
         rendered["breaks"],
         reasons or "–",
     )
     shown = (f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in cells)
     return f"| {' | '.join(shown)} |"
+
+
+def _rows(figures: Mapping[str, Any]) -> float | str:
+    rows: float | None = figures["rows_per_session"]
+    return "–" if rows is None else rows
 
 
 def _trained(figures: Figures) -> str:

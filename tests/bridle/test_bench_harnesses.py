@@ -9,7 +9,7 @@ import pytest
 
 from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.harnesses import Report, bench_harnesses, chosen, markdown
-from bridle.harnesses.adapters import PythonAgent
+from bridle.harnesses.adapters import Command, PythonAgent
 from bridle.store.records import Continuation
 
 AGENT = """
@@ -92,6 +92,20 @@ async def test_a_harness_that_drops_reasoning_is_one_row_exactly_and_breaks_when
     on_what = "arguments_reserialised 2, edited 1, reasoning_dropped 2"
     row = f"| small | – | – | 3 | 1 | 100.0% | 0 | 0 | 3 | 2 | {on_what} |"
     assert row in markdown(report)
+
+
+async def test_a_harness_that_cannot_start_leaves_the_others_their_figures(
+    case: Callable[..., HarnessCase],
+) -> None:
+    missing = HarnessCase("missing", "chat", lambda: Command(["no-such-command"]), False)
+
+    report = await bench_harnesses([missing, case()], turns=2, timeout_s=60)
+
+    assert report.figures["small"][Continuation.EXACT].rows == 1
+    failures = report.failures()
+    assert [line.split(":")[0] for line in failures] == ["missing (exact)", "missing (rendered)"]
+    assert all("did not start: " in line and "no-such-command" in line for line in failures)
+    assert "| missing | – | – | 0 | – | 0.0% | 0 | 0 | – | 0 | – |" in markdown(report)
 
 
 async def test_the_report_shows_what_a_harness_at_temperature_0_leaves_to_train(
