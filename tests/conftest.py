@@ -21,6 +21,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -114,6 +115,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     files = (collection_path, *(folder / "conftest.py" for folder in collection_path.parents))
     found = any(file.exists() and marked.search(file.read_text()) for file in files)
     return None if found else True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where ``BRIDLE_SAMPLE`` is set, keep each nth case of a test that is marked ``sampled(n)``.
+
+    The first case is kept, and none of ``sampled(0)``.
+    """
+    if not os.environ.get("BRIDLE_SAMPLE"):
+        return
+    seen: Counter[str] = Counter()
+    left: list[pytest.Item] = []
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        each, name = mark.args[0] if mark else 1, item.nodeid.partition("[")[0]
+        if not each or seen[name] % each:
+            left.append(item)
+        seen[name] += 1
+    config.hook.pytest_deselected(items=left)
+    gone = set(left)
+    items[:] = [item for item in items if item not in gone]
 
 
 @pytest.hookimpl(wrapper=True)

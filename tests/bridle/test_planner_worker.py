@@ -286,8 +286,8 @@ def test_a_policy_that_cannot_be_had_is_refused_before_anything_starts(
 ) -> None:
     def refused(*assignments: str) -> str:
         sets = [part for assignment in assignments for part in ("--set", assignment)]
-        done = train(begun, tmp_path / "out", *sets)
-        assert done.returncode == 2
+        done = bridle(*command(begun, tmp_path / "out", *sets))
+        assert done.exit_code == 2
         assert not (tmp_path / "out" / "bridle.db").exists()
         return " ".join(done.stderr.split())
 
@@ -308,18 +308,24 @@ def test_a_policy_that_cannot_be_had_is_refused_before_anything_starts(
     assert "another tokenizer" in refused(f"policies.worker.model={other}")
 
 
-def train(
+def command(
     policy: Path,
     out: Path,
     *arguments: str,
     verifier: str = f"{DIRECTORY / 'tasks.py'}:verifier",
-) -> subprocess.CompletedProcess[str]:
+) -> list[str]:
     """The command of the example's page, with a policy and sizes of this test."""
-    command = [
-        *(sys.executable, "-m", "bridle", "train", "--policy", str(policy)),
+    return [
+        *("train", "--policy", str(policy)),
         *("--agent", str(AGENT), "--tasks", f"{DIRECTORY / 'tasks.py'}:train"),
         *("--verifier", verifier),
         *("--set", "training.advantages.baseline=per_role"),
         *("--set", "training.optimizer.learning_rate=1e-3", "--out", str(out), *arguments),
     ]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def train(
+    policy: Path, out: Path, *arguments: str, **given: str
+) -> subprocess.CompletedProcess[str]:
+    asked = [sys.executable, "-m", "bridle", *command(policy, out, *arguments, **given)]
+    return subprocess.run(asked, capture_output=True, text=True, check=False)

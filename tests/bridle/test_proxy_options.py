@@ -65,6 +65,7 @@ def test_an_engine_that_is_not_there_is_told_at_the_start(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.sampled(2)
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path, workers: int) -> None:
     argv = ("--tokenizer", str(tmp_path), "--workers", str(workers))
     done = not_starting(tmp_path, *argv)

@@ -156,6 +156,7 @@ def test_missing_starts_places_and_turns_are_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize("sandbox", ["process", "forked"])
+@pytest.mark.sampled(2)
 def test_sessions_of_a_run_are_entered_again_by_their_job(
     proxy_url: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: str
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_check_scores_siblings_in_copies_of_the_folder(
 
 
 @pytest.mark.parametrize("same", [True, False])
+@pytest.mark.sampled(2)
 def test_live_turns_ask_another_engine_by_its_own_tokenizer(
     session: str, model_dir: Path, store: str, tmp_path: Path, same: bool
 ) -> None:

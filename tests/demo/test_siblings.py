@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from bridle.harnesses.adapters.python_agent import PythonAgent
@@ -79,6 +80,7 @@ class ThreeCalls:
         raise NotImplementedError
 
 
+@pytest.mark.sampled(0)
 def test_every_other_group_re_enters_an_earlier_session(tmp_path: Path) -> None:
     settings = dataclasses.replace(
         DemoSettings(),

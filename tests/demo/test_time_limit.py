@@ -18,6 +18,7 @@ SETTINGS = dataclasses.replace(
 )
 
 
+@pytest.mark.sampled(0)
 def test_no_demonstration_is_begun_and_no_lesson_goes_on_once_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,8 @@ from bridle.store.records import CallStatus, Choice, SessionRecord, new_id
 from bridle.store.writing.redaction import Redactor
 from bridle.viewer.differences import _compared
 
+pytestmark = pytest.mark.sampled(5)
+
 Text = Callable[[int], str]
 Work = Callable[[], object]
 

@@ -250,6 +250,7 @@ def stand(
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sampled(3)
 def test_a_fault_is_told_in_the_dialects_shape_and_recorded_once(
     stand: Stand, fault: str, dialect: str, stream: bool
 ) -> None:

@@ -282,6 +282,7 @@ def test_a_restarted_proxy_continues_a_named_session(stage: Any, start_proxy: An
     assert again.calls()[-1].parent_call_id == again.calls()[0].id
 
 
+@pytest.mark.sampled(0)
 def test_a_restarted_proxy_continues_an_anonymous_conversation_older_than_many_named_sessions(
     stage: Any, start_proxy: Any
 ) -> None:

@@ -202,6 +202,7 @@ def play(request: pytest.FixtureRequest, stage: Any) -> Callable[[Any], Any]:
     return run
 
 
+@pytest.mark.sampled(2)
 def test_exact_mode_makes_one_branch_without_breaks(
     play: Any, stage: Any, start_proxy: Any, model_dir: Path
 ) -> None:
@@ -237,6 +238,7 @@ NOISY = "Chunk ID: {}\nWall time: 0.{} seconds\npage 12"
 
 
 @pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.sampled(3)
 def test_each_client_re_enters_its_session_at_any_turn(
     client: str, stage: Any, start_proxy: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def notes(row: Any) -> set[str]:
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: f"{case['case']}-{case['asked_to_stream']}"
 )
+@pytest.mark.sampled(5)
 def test_an_upstreams_reply_is_right_for_client_and_record(
     theatre: Any, case: dict[str, Any], dialect: str, stream: bool
 ) -> None:

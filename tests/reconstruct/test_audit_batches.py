@@ -13,6 +13,7 @@ from bridle.reconstruct.audit_batches import BatchedAudit
 from bridle.store.reading.queries import Reader
 
 
+@pytest.mark.sampled(0)
 def test_several_processes_find_what_one_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.store.records import CallKind, SpanKind
 
-EXAMPLES = 60
+EXAMPLES = 25
 
 
 @st.composite

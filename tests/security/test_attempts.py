@@ -50,6 +50,7 @@ def play(cell: Cell, also: Callable[[Cell], object] = lambda _: None) -> None:
 @WALLS
 @pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize("sandbox", ["process", "forked"])
+@pytest.mark.sampled(2)
 def test_no_attempt_from_inside_a_rollout_succeeds(
     attack_policy: Path, attack_engine: str, sandbox: str
 ) -> None:

@@ -41,6 +41,7 @@ def test_sessions_are_three_turns_of_the_sampler_that_are_rewarded_by_right_answ
         assert each.rewards[0].value == pytest.approx(sum(hits) / 3)
 
 
+@pytest.mark.sampled(0)
 def test_on_policy_nothing_is_outside_and_a_lag_widens_the_distance() -> None:
     settings = StalenessSettings(steps=6, groups=4, rate=5e-3, warmth=0.2, hidden=64)
     on_policy = run_with_lag(LossConfig(), 0, 0, settings)
@@ -62,6 +63,7 @@ def test_a_run_has_collapsed_when_its_last_third_is_not_good() -> None:
     assert len(losses_of(["none", "clip"], ["truncate", "mask"])) == 4
 
 
+@pytest.mark.sampled(0)
 def test_sessions_that_take_time_are_sampled_over_versions_and_take_less_of_it() -> None:
     over_time = replace(SMALL, steps=8, warmth=0.3, hidden=64, by_sessions=True)
     in_turn = run_with_lag(LossConfig(), 0, 0, over_time)

@@ -138,6 +138,7 @@ def assert_equal_weights(first, second):
 
 
 @pytest.mark.parametrize("baseline", ["grpo", "per_role"])
+@pytest.mark.sampled(2)
 def test_both_learn_and_tell_apart_what_they_trained(team, baseline):
     config = dataclasses.replace(CONFIG, steps=24, advantages=AdvantageConfig(baseline))
     loop, bandits = team(config)

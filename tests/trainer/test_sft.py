@@ -290,6 +290,7 @@ def test_equal_prompts_share_all_there_is():
 
 
 @pytest.mark.parametrize("layout", ["tree", "padded"])
+@pytest.mark.sampled(2)
 def test_sft_learns_a_small_set_by_heart(policy, layout):
     examples = small_set()
     config = SftConfig(

@@ -115,6 +115,7 @@ def rounds(store: Path, table: str, columns: list[str], sessions: list[str]) -> 
 
 
 @pytest.mark.parametrize(("table", "columns"), CASES, ids=[f"{t}.{c[0]}" for t, c in CASES])
+@pytest.mark.sampled(5)
 def test_no_damaged_value_costs_more_than_its_session(recorded, tmp_path, table, columns):
     store, sessions = recorded
     checked = 0

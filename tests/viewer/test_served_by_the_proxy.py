@@ -104,6 +104,7 @@ def test_the_cookie_opens_no_control_route(signed_in: httpx.Client) -> None:
     assert signed_in.get("/bridle/v1/sessions").status_code == 401
 
 
+@pytest.mark.sampled(0)
 def test_every_link_and_file_of_a_page_is_below_its_root(
     served: Any, signed_in: httpx.Client
 ) -> None:
