@@ -159,7 +159,7 @@ test-compose: $(READY)  ## docker compose up in real containers (installs Debian
 
 test-containers: $(READY)  ## Sessions in real containers (installs Debian's docker and podman when missing)
 	harnesses/node/install
-	eval "$$(tests/containers/setup)" && $(BIN)/bridle harness install mini-swe-agent codex claude-code && \
+	eval "$$(tests/containers/setup)" && $(BIN)/bridle harness install mini-swe-agent codex $(if $(BRIDLE_SAMPLE),,claude-code) && \
 		$(BIN)/python -m pytest -m containers tests/containers tests/security/test_attempts.py
 
 test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened

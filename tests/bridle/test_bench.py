@@ -60,6 +60,7 @@ def test_the_path_bench_counts_the_proxys_own_functions(
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_the_vllm_bench_compares_in_turns_and_accounts_for_every_token(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from click.testing import Result
 pytestmark = pytest.mark.loop
 
 
+@pytest.mark.sampled(0)
 def test_slots_stay_busy_within_the_bound_of_staleness(bridle: Callable[..., Result]) -> None:
     small = ("--steps", "12", "--median", "0.1", "--train", "0.02")
     done = bridle(

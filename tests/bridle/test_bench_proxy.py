@@ -48,6 +48,7 @@ def children(parent: int) -> list[Path]:
     return found
 
 
+@pytest.mark.sampled(0)
 def test_told_to_end_it_leaves_no_process_behind() -> None:
     command = [sys.executable, "-m", "bridle", "bench", "proxy", "--case", "c1", "--seconds", "60"]
     bench = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

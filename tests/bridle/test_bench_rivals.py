@@ -28,6 +28,7 @@ def _forged(place: Place) -> Iterator[tuple[str, list[int]]]:
     yield "Reply 1:", sampled_ids(2, TINY.reply)
 
 
+@pytest.mark.sampled(0)
 def test_bridle_has_every_call_and_a_broken_arm_does_not_end_the_bench() -> None:
     broken = Arm("broken", "no proxy", lambda _: [sys.executable, "-c", "raise SystemExit('no')"])
     absent = Arm("absent", "not installed", lambda _: [], distribution="nothing")

@@ -13,6 +13,7 @@ from bridle.bench.viewer import over_bars
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_every_page_and_list_action_is_timed(bridle: Callable[..., Result], tmp_path: Path) -> None:
     store = tmp_path / "kept.db"
     asked = ("--sessions", 8, "--repeats", 1, "--store", store, "--json")

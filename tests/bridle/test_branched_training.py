@@ -44,6 +44,7 @@ print(message["content"])
 
 
 @pytest.mark.parametrize("estimator", ["siblings", "turn_values"])
+@pytest.mark.sampled(2)
 def test_siblings_are_trained_from_their_branch_on(
     training_arguments: Callable[..., list[str]], tmp_path: Path, estimator: str
 ) -> None:

@@ -246,6 +246,7 @@ def diagnosis(bridle: Bridle, store: str, run: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.sampled(2)
 def test_the_doctor_names_first_what_broke_a_rollout(
     cause: str, recorded: Callable[[Plan], str], bridle: Bridle, store: str
 ) -> None:
@@ -301,6 +302,7 @@ Seed 3 drew the sessions.
 
 
 @pytest.mark.parametrize("cause", TRAINED)
+@pytest.mark.sampled(3)
 def test_the_doctor_names_first_what_broke_a_training_run(
     cause: str, bridle: Bridle, store: str, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_forget_wants_to_be_told_what(bridle: Bridle, store: str, recorded: str)
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_the_store_takes_no_more_than_twelve_bytes_a_token(bridle: Bridle) -> None:
     found = json.loads(bridle("bench", "store", "--turns", "10", "--json").stdout)
     assert found["bytes_per_token"]["10"] <= 12

@@ -44,6 +44,7 @@ def service_pid(name: str, out: Path) -> int:
 
 
 @pytest.mark.parametrize("killed", ["trainer", "engine", "proxy"])
+@pytest.mark.sampled(2)
 def test_no_finished_session_is_run_again_and_none_is_trained_twice(
     training_arguments: Callable[..., list[str]], tmp_path: Path, killed: str
 ) -> None:

@@ -201,6 +201,7 @@ def test_a_call_that_is_refused_is_no_measurement(policy: Path, tmp_path: Path) 
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_a_plan_names_what_a_wished_workload_needs(bridle: Bridle, policy: Path) -> None:
     plan = bridle("plan", "--model", policy, *WISH, "--device", "h100")
     assert plan.exit_code == 0, plan.output
@@ -325,6 +326,7 @@ def test_a_plan_made_from_one_run_predicts_another(
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_a_recorded_session_takes_the_disk_that_was_predicted(policy: Path, tmp_path: Path) -> None:
     with stored(tmp_path, policy) as (store, running):
         empty = Path(store).stat().st_size

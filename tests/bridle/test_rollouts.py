@@ -290,6 +290,7 @@ check = CommandVerifier("sleep 1")
 """
 
 
+@pytest.mark.sampled(0)
 def test_stages_of_equal_length_overlap_and_the_command_says_what_bounds(
     bridle: Bridle, proxy_url: str, store: str, tmp_path: Path
 ) -> None:

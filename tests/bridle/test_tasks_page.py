@@ -38,6 +38,7 @@ def run(script: str, directory: Path, url: str) -> str:
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_its_tasks_and_its_verifier_are_run_by_its_command(
     proxy_url: str, store: str, tmp_path: Path
 ) -> None:

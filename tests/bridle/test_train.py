@@ -17,6 +17,7 @@ import pytest
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.embedded import EmbeddedEngine
+from bridle.harnesses.episode import Outcome
 from bridle.run.local import TrainingBegin
 from bridle.run.stack import Stack
 from bridle.run.training import train
@@ -150,6 +151,7 @@ def test_a_collapse_is_printed_once_at_the_step_that_shows_it(tmp_path: Path) ->
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_a_step_whose_agent_called_nothing_says_where_to_look(
     arguments: list[str], tmp_path: Path
 ) -> None:
@@ -189,7 +191,12 @@ def test_by_sessions_a_step_takes_those_that_have_siblings_and_goes_on_with_them
     store = str(tmp_path / "out" / "bridle.db")
     with Reader(store) as reader:
         (run,) = reader.runs("train")
-        groups = Counter(session.group_id for session in reader.sessions(run=run.id))
+        # One that a busy machine broke is an infrastructure failure, and is run again.
+        groups = Counter(
+            session.group_id
+            for session in reader.sessions(run=run.id)
+            if session.outcome == Outcome.COMPLETED
+        )
     assert set(groups.values()) == {6}, "a group goes on with the sessions that it has"
     assert bridle("audit", "--store", store).returncode == 0
 
@@ -277,6 +284,7 @@ def test_a_device_that_is_not_here_ends_it_before_anything_starts(
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_weights_are_transferred_from_one_device_only(arguments: list[str], tmp_path: Path) -> None:
     several = [
         *arguments,
@@ -387,6 +395,7 @@ def test_a_folder_that_cannot_be_made_is_named(arguments: list[str], tmp_path: P
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_a_folder_is_trained_in_by_one_command_at_a_time(
     arguments: list[str], tmp_path: Path
 ) -> None:
@@ -442,6 +451,7 @@ def test_a_trainer_names_the_service_that_is_down(
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_keys_for_services_elsewhere_do_not_shut_it_out_of_its_own(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ from bridle.harnesses.sandboxes.spec import ContainerSpec
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier
 
-pytestmark = pytest.mark.containers
+pytestmark = [pytest.mark.containers, pytest.mark.sampled(2)]
 
 POLICY = ShellPolicy(turns=1)
 

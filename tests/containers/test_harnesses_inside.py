@@ -35,7 +35,8 @@ def _slow(request: ScriptedRequest) -> ScriptedReply:
     return ScriptedReply(tool_calls=(ScriptedCall("bash", {"command": command}),))
 
 
-@pytest.mark.parametrize("name", ["mini-swe-agent", "codex", "claude-code"])
+@pytest.mark.parametrize("name", ["mini-swe-agent", "claude-code", "codex"])
+@pytest.mark.sampled(2)
 async def test_a_harness_works_in_a_container_and_is_recorded_whole(
     stage: Any, tmp_path: Path, name: str
 ) -> None:

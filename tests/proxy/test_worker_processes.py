@@ -237,6 +237,7 @@ def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothin
         assert not [v for found in audit(reader, bodies=True) for v in found.violations]
 
 
+@pytest.mark.sampled(0)
 def test_a_worker_that_is_replaced_knows_the_engines_of_the_moment(
     stage: Any, start: Start, model_dir: Path, until: Any
 ) -> None:

@@ -77,6 +77,7 @@ def cells() -> list[Any]:
 @WALLS
 @pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize(("sandbox", "entry", "user"), cells())
+@pytest.mark.sampled(2)
 def test_no_attempt_succeeds(
     attack_policy: Path, attack_engine: str, sandbox: str, entry: str, user: str
 ) -> None:

@@ -69,6 +69,7 @@ def child(url, program=CHILD):
 
 
 @pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.sampled(2)
 def test_kill_9_loses_no_acknowledged_call_and_leaves_none_half_written(url, attempt):
     process = child(url)
     acknowledged = [process.stdout.readline() for _ in range(20)]
