@@ -22,6 +22,7 @@ def completed(compose: Any) -> set[str]:
     return {each["id"] for each in json.loads(listed) if each["outcome"] == "completed"}
 
 
+@pytest.mark.sampled(0)
 def test_a_backup_under_load_is_all_that_a_new_deployment_needs(
     compose: Any, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_images_hold_what_is_run_and_code_is_a_layer_of_its_own(compose: Any) ->
         assert time.monotonic() - began <= 20
 
 
+@pytest.mark.sampled(0)
 def test_an_edit_that_leaves_the_dependencies_installs_none_of_them(compose: Any) -> None:
     compose("build", "init")
     with edited("pyproject.toml"):
