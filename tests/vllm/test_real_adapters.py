@@ -137,6 +137,7 @@ def test_two_policies_are_published_one_by_one_to_one_engine(engine: VllmLora, r
     assert not planner.publisher.serves(worker.model)
 
 
+@pytest.mark.sampled(0)
 def test_a_name_that_is_loaded_again_is_served_from_stale_blocks_and_a_publish_is_not(
     engine: VllmLora, role: Any
 ) -> None:
@@ -226,6 +227,7 @@ def test_one_policy_of_a_run_is_published_as_an_adapter_to_running_services(
     assert sent < whole / 2
 
 
+@pytest.mark.sampled(0)
 def test_a_restarted_engine_serves_no_version_until_one_is_published(
     engine: VllmLora, role: Any
 ) -> None:

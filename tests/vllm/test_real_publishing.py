@@ -27,6 +27,7 @@ def test_each_of_five_publishes_is_what_the_engine_samples_from(
 
 
 @pytest.mark.parametrize("wrong", ["missing", "cut", "another model"])
+@pytest.mark.sampled(3)
 def test_weights_that_cannot_be_served_are_refused_and_the_old_ones_go_on(
     publishing: Callable[[str], Any], tmp_path: Path, wrong: str
 ) -> None:
@@ -52,6 +53,7 @@ def test_weights_that_cannot_be_served_are_refused_and_the_old_ones_go_on(
         control.resume()
 
 
+@pytest.mark.sampled(0)
 def test_adapters_are_served_merged_in(publishing: Callable[[str], Any]) -> None:
     policy = publishing("policy")
     policy.with_adapters()
@@ -82,6 +84,7 @@ def test_left_paused_by_a_trainer_that_died_it_is_published_to_without_being_ask
         publisher.publish(load_policy(policy.origin), first + 2)
 
 
+@pytest.mark.sampled(0)
 def test_seeded_requests_that_do_not_fit_one_batch_do_not_end_the_engine(vllm_servers: Any) -> None:
     server = vllm_servers.use("policy")
     prompts = [[5 + each] * 1000 for each in range(4)]

@@ -77,12 +77,14 @@ def test_each_of_three_transfers_is_what_the_engine_samples_from(policy: Any) ->
     policy.transfer_three()
 
 
+@pytest.mark.sampled(0)
 def test_adapters_are_transferred_merged_in(policy: Any) -> None:
     policy.with_adapters()
     policy.transfer_three()
 
 
 @pytest.mark.parametrize("wrong", ["missing", "more", "shape"])
+@pytest.mark.sampled(3)
 def test_tensors_of_another_model_are_refused_and_the_old_ones_go_on(
     policy: Any, engine: VllmTransfer, wrong: str
 ) -> None:
@@ -97,6 +99,7 @@ def test_tensors_of_another_model_are_refused_and_the_old_ones_go_on(
     assert policy.scored_gap(engine) <= 1e-3
 
 
+@pytest.mark.sampled(0)
 def test_a_sender_that_is_killed_in_mid_transfer_changes_nothing(
     policy: Any, engine: VllmTransfer, tmp_path: Path
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_run_that_publishes_by_transfer_reaches_engine_proxy_and_store(
     assert kept.path == str(policy.server.served().directory)
 
 
+@pytest.mark.sampled(0)
 def test_killed_it_comes_back_with_what_has_a_directory_and_gets_no_calls_until_published_to(
     policy: Any, engine: VllmTransfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

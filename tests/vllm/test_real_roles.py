@@ -143,6 +143,7 @@ def alone(name: str, begun: Path, sessions: list[Any], place: Path) -> dict[tupl
     return found
 
 
+@pytest.mark.sampled(0)
 def test_each_role_on_one_vllm_equals_the_run_that_trains_it_alone(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def test_the_command_serves_it_after_every_check(vllm_servers: Any) -> None:
     assert adopted.stdout.count("ok      ") == adopted.stdout.count("\n") == 14
 
 
+@pytest.mark.sampled(0)
 def test_each_of_five_publishes_is_what_the_engine_samples_from(
     publishing: Callable[[str], Any],
 ) -> None:
@@ -42,6 +43,7 @@ def test_each_of_three_transfers_is_what_the_engine_samples_from(
     publishing("tied").transfer_three()
 
 
+@pytest.mark.sampled(0)
 def test_without_adapters_it_says_how_to_start_it_with_them(vllm_servers: Any) -> None:
     with (
         VllmLora(vllm_servers.use("tied").base_url) as engine,

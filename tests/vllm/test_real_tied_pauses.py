@@ -120,6 +120,7 @@ def control(vllm_servers: Any) -> Any:
 
 
 @pytest.mark.parametrize("through", ["directory", "transfer"])
+@pytest.mark.sampled(2)
 def test_keep_changes_the_version_at_the_token_where_the_stream_stood(
     control: VllmTransfer, newer: tuple[Path, torch.nn.Module, torch.nn.Module], through: str
 ) -> None:
@@ -147,6 +148,7 @@ def test_keep_changes_the_version_at_the_token_where_the_stream_stood(
     assert by_new[:stood].mean() > 0.01
 
 
+@pytest.mark.sampled(0)
 def test_keep_without_clearing_mixes_old_keys_into_new_tokens(
     control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module]
 ) -> None:
@@ -161,6 +163,7 @@ def test_keep_without_clearing_mixes_old_keys_into_new_tokens(
         assert np.abs(logprobs - reply.expected(model))[stood:].mean() > 1e-3
 
 
+@pytest.mark.sampled(0)
 def test_wait_lets_a_reply_end_with_the_weights_that_it_began_with(
     control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module]
 ) -> None:

@@ -14,6 +14,7 @@ from bridle.trainer.publish.swap import PublishError
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
+@pytest.mark.sampled(0)
 def test_a_careless_vllm_fails_the_checks_that_it_should(vllm_servers: Any) -> None:
     server = vllm_servers.use("careless")
     checks = check_engine(server.base_url, expect=Expectation(context=100_000))
@@ -31,6 +32,7 @@ def test_a_careless_vllm_fails_the_checks_that_it_should(vllm_servers: Any) -> N
     assert all(check.remedy for check in checks if check.outcome == "failed")
 
 
+@pytest.mark.sampled(0)
 def test_the_stale_output_layer_of_tied_embeddings_is_found_and_undone(
     publishing: Callable[[str], Any],
 ) -> None:
