@@ -193,6 +193,8 @@ class ReplyDecoder:
             self._put_in_order(index, events, start)
         if text.reasoning_details or text.extra_content:
             events.append(self._opaque(text, index))
+        if text.audio or text.images:
+            self.notes[Note("media_not_sent", text.media)] = None
 
     def last_events(self) -> list[Event]:
         """Return the usage, which is complete only now.

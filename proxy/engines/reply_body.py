@@ -60,6 +60,13 @@ class Text(msgspec.Struct, gc=False):
     refusal: str | None = None
     reasoning_details: Any = None
     extra_content: Any = None
+    audio: Any = None
+    images: Any = None
+
+    @property
+    def media(self) -> str:
+        """Return the names of the parts that are no text, which no client is sent."""
+        return ", ".join(name for name in ("audio", "images") if getattr(self, name))
 
     @property
     def says_anything(self) -> bool:

@@ -187,6 +187,14 @@ def test_a_whole_message_after_its_pieces_says_nothing_twice() -> None:
     assert "message_repeated" not in notes
 
 
+def test_media_beside_the_text_are_noted_as_not_sent() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    reply, notes, decoder = decoded(said(content="hi", images=[picture]), END)
+    assert (reply.choices[0].text, notes) == ("hi", {"media_not_sent"})
+    assert [note.detail for note in decoder.notes] == ["images"]
+    assert decoded(said(content="hi", audio={"id": "a"}), END)[1] == {"media_not_sent"}
+
+
 def test_the_same_prompt_ids_again_and_late_ones_are_taken() -> None:
     ids = {"prompt_token_ids": [1, 2]}
     reply, notes, _ = decoded(said(content="a"), said(content="b") | ids, END | ids)
