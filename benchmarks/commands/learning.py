@@ -61,7 +61,7 @@ def learning(
     import torch
 
     from bridle.recipes.learning.methods import METHODS
-    from bridle.recipes.learning.runs import LearningSettings, differing, judged
+    from bridle.recipes.learning.runs import LearningSettings, judged
     from bridle.recipes.learning.scenarios import SCENARIOS
 
     _known("method", case, [one.name for one in METHODS])
@@ -78,7 +78,6 @@ def learning(
             {
                 "figures": [one.as_data() for one in found],
                 "expectations": [one.as_data() for one in results],
-                "differs": differing(found),
             }
         )
         return

@@ -4,7 +4,8 @@ A run names them beside its verifier. ``session.py`` defines their argument: the
 of tools, the branches, roles and usage, the task, and artefacts of the workspace. ``named.py``
 makes a scorer from a name: a plain function runs in a process of its own with bounds, as a
 verifier's does, and an ``async`` function in the process that runs the sessions. A scorer that
-fails costs no session: ``outcome.py`` reports it as a finding.
+fails costs no session: ``outcome.py`` reports it as a finding. Before a training run, ``trial.py``
+tries each on a made-up session.
 
 ``usage.py``, ``form.py`` and ``rubric.py`` are the built-in ones; ``judging.py`` asks a model
 through the proxy.

@@ -12,11 +12,13 @@ from typing import Any, Final, Protocol
 from bridle.harnesses.scorers.session import FinishedSession
 from bridle.harnesses.verifiers.delivery import (
     REWARD,
+    FunctionFault,
     Judgement,
     NoVerdict,
     Score,
     Verdict,
     VerifierError,
+    fault_of,
     scores_in,
     verdict_of,
 )
@@ -59,7 +61,7 @@ class NamedScorer:
         try:
             verdict = await self.score(session)
         except NotSeparate as error:
-            raise VerifierError(f"it cannot run in a process of its own: {error}") from error
+            raise FunctionFault(f"it cannot run in a process of its own: {error}") from error
         except VerifierError as error:
             raise type(error)(str(error).replace("the verifier", "the scorer")) from error
         return tuple(replace(one, name=self._named(one.name)) for one in scores_in(verdict))
@@ -110,7 +112,7 @@ class _Within:
         except VerifierError:
             raise
         except Exception as error:
-            raise VerifierError(f"it raised {type(error).__name__}: {error}") from error
+            raise fault_of(self.function, error) from error
 
 
 async def _judged(function: ScorerFunction, session: FinishedSession) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bridle.harnesses.scorers.session import Ask, FinishedSession, Turn
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers.delivery import NoVerdict, Score, VerifierError
+from bridle.harnesses.verifiers.delivery import Score, TaskUnfit, VerifierError
 from bridle.store.reward import RewardKind
 
 _ASKED: Final = """You judge the work of an agent by a rubric. Reply with one JSON object and
@@ -155,7 +155,7 @@ def _question(session: FinishedSession, options: RubricOptions) -> str:
 
 
 def _text(task: Task, options: RubricOptions) -> str:
-    """Return the rubric. Raise :class:`NoVerdict` if there is none."""
+    """Return the rubric. Raise :class:`TaskUnfit` if there is none."""
     given = task.payload.get("rubric")
     folder = task.payload.get("harbor")
     if not options.file and isinstance(given, str):
@@ -164,7 +164,7 @@ def _text(task: Task, options: RubricOptions) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise NoVerdict(
+        raise TaskUnfit(
             f"there is no rubric for the task {task.id}: set options.rubric.file, or give the task "
             "a payload with rubric, or its Harbor folder a rubric.md"
         ) from error

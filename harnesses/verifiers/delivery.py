@@ -16,6 +16,7 @@ from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 from bridle.harnesses.tasks.task import Task
 from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
+from bridle.user_code import describe_raised
 
 Scores = Mapping[str, float]
 """Rewards of the session as a whole, by name."""
@@ -68,6 +69,10 @@ class VerifierError(BridleError):
     """
 
     retryable = True
+
+
+class FunctionFault(VerifierError):
+    """The function that scores raised an error, or returned something that is no reward."""
 
 
 class TaskUnfit(VerifierError):
@@ -125,7 +130,7 @@ def expected(task: Task, key: str) -> Any:
 def verdict_of(judgement: Any) -> Verdict:
     """Return the rewards in a function's value.
 
-    Raise :class:`VerifierError` for a reward that is not finite or has several places, and what
+    Raise :class:`FunctionFault` for a reward that is not finite or has several places, and what
     ``float`` raises.
     """
     if isinstance(judgement, Iterable) and not isinstance(judgement, Mapping | str | bytes):
@@ -134,8 +139,17 @@ def verdict_of(judgement: Any) -> Verdict:
     scores = {str(name): float(value) for name, value in named.items()}
     for name, value in scores.items():
         if not math.isfinite(value):
-            raise VerifierError(f"the verifier's {name} is {value}")
+            raise FunctionFault(f"the verifier's {name} is {value}")
     return scores
+
+
+def fault_of(function: Callable[..., Any], error: BaseException) -> VerifierError:
+    """Return the error of a function that raised ``error``.
+
+    An assertion that fails is a statement of the function about the session, and no fault of it.
+    """
+    kind = VerifierError if isinstance(error, AssertionError) else FunctionFault
+    return kind(f"the verifier raised {describe_raised(error, function)}")
 
 
 def scores_in(verdict: Verdict) -> tuple[Score, ...]:
@@ -152,11 +166,11 @@ def whole_scores(scores: Iterable[Score]) -> dict[str, float]:
 
 def _checked(score: Any) -> Score:
     if not isinstance(score, Score):
-        raise VerifierError(
+        raise FunctionFault(
             f"{score!r} is no reward: return a number, numbers by name, or bridle.Score objects"
         )
     try:
         score.reward("")
     except (TypeError, ValueError) as error:
-        raise VerifierError(str(error)) from error
+        raise FunctionFault(str(error)) from error
     return score

@@ -17,6 +17,7 @@ from bridle.harnesses.verifiers.delivery import (
     NoVerdict,
     Verdict,
     VerifierError,
+    fault_of,
     verdict_of,
 )
 
@@ -46,7 +47,7 @@ class FunctionVerifier:
         except TimeoutError as error:
             raise NoVerdict(f"the verifier took more than {within:g} s") from error
         except Exception as error:
-            raise VerifierError(f"the verifier raised {type(error).__name__}: {error}") from error
+            raise fault_of(self.function, error) from error
 
 
 async def with_local_workspace(delivery: Delivery) -> Delivery:

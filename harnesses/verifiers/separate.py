@@ -29,6 +29,7 @@ from bridle.errors import BridleError
 from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.verifiers.delivery import (
     Delivery,
+    FunctionFault,
     NoVerdict,
     Score,
     TaskUnfit,
@@ -52,7 +53,7 @@ _ENDING_S: Final = 10.0
 """Maximum seconds for the end of a process that was killed."""
 _REPORT: Final = 1 << 20
 """Maximum bytes of a function's report."""
-_KINDS: Final = {one.__name__: one for one in (VerifierError, NoVerdict, TaskUnfit)}
+_KINDS: Final = {one.__name__: one for one in (FunctionFault, NoVerdict, TaskUnfit)}
 
 
 class NotSeparate(BridleError):

@@ -36,7 +36,13 @@ from bridle.harnesses.sandboxes.base import Launch, ProcessResult
 from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.sandboxes.folder import Folder
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers.delivery import Delivery, NoVerdict, VerifierError, verdict_of
+from bridle.harnesses.verifiers.delivery import (
+    Delivery,
+    NoVerdict,
+    VerifierError,
+    fault_of,
+    verdict_of,
+)
 from bridle.registry import Registry
 
 PACKET: Final = 1 << 16
@@ -212,9 +218,8 @@ def _report(function: Callable[[Any], Any], given: bytes) -> dict[str, Any]:
         return {"error": str(error)[:_ERROR], "kind": type(error).__name__}
     except BaseException as error:  # noqa: BLE001 - `sys.exit` ends the verifier alone
         exceeded = _exceeded(error, inquiry.bounds)
-        raised = f"the verifier raised {type(error).__name__}: {error}"
-        kind = NoVerdict if exceeded else VerifierError
-        return {"error": (exceeded or raised)[:_ERROR], "kind": kind.__name__}
+        failure = NoVerdict(exceeded) if exceeded else fault_of(function, error)
+        return {"error": str(failure)[:_ERROR], "kind": type(failure).__name__}
 
 
 async def _awaited(judgement: Any) -> Any:

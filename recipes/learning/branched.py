@@ -23,12 +23,12 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
+from bridle.recipes.learning.runs import update
+from bridle.recipes.learning.world import TablePolicy, World
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, SessionRecord
 from bridle.store.reward import Reward, RewardSource
-from bridle.trainer.batch.packing import Pack
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.branching import (
     BranchPoint,
@@ -39,16 +39,13 @@ from bridle.trainer.collection.branching import (
     is_branch,
 )
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
-from bridle.trainer.learner.batches import loss_terms, pack_minibatch
-from bridle.trainer.losses.losses import policy_loss
-from bridle.trainer.policy.model import TokenScores
 
 STEPS: Final = 10
 """The largest number of steps in a session."""
 WAYS: Final = 8
 PLACES: Final = 10
-"""Number of places before the goal. A place is its own token id; the ways have the ids that
-follow."""
+"""Number of places before the goal."""
+WORLD: Final = World("branched", "", places=PLACES, ways=WAYS, steps=STEPS)
 RECENT: Final = 8
 """Number of latest groups whose sessions can be re-entered."""
 SEEDS: Final = range(20, 25)
@@ -68,21 +65,6 @@ class BranchSettings:
     rate: float = 0.1
     most: int = 800
     """Number of steps after which a run counts as not having reached the goal."""
-
-
-class TablePolicy(nn.Module):
-    """A policy with one row of logits for each place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.zeros(PLACES, WAYS))
-
-    def forward(self, pack: Pack) -> TokenScores:
-        seen = torch.from_numpy(pack.token_ids[pack.sources])
-        ways = torch.from_numpy(pack.targets) - PLACES
-        scores = self.logits[seen].log_softmax(-1)
-        entropies = torch.special.entr(scores.detach().exp()).sum(-1)
-        return TokenScores(scores.gather(1, ways[:, None]).squeeze(1), entropies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +126,7 @@ def until_goal(case: BranchCase, settings: BranchSettings, seed: int) -> BranchF
     began = perf_counter()
     rng = np.random.default_rng(seed)
     right = rng.integers(0, WAYS, PLACES)
-    policy = TablePolicy()
+    policy = TablePolicy(WORLD)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.rate, weight_decay=0.0)
     groups: deque[list[_Played]] = deque(maxlen=RECENT)
     memory: dict[str, float] = {}
@@ -165,7 +147,8 @@ def until_goal(case: BranchCase, settings: BranchSettings, seed: int) -> BranchF
             episodes += [_episode(one, f"{number}", version) for one in played]
             sampled += sum(len(one.steps) - one.replayed for one in played)
             number += 1
-        _train(policy, optimizer, episodes, version, case.config, memory)
+        prepared = prepare(episodes, version, case.config, memory)
+        update(policy, optimizer, prepared.items, case.config, version)
     return None
 
 
@@ -177,24 +160,6 @@ def _chance(scores: NDArray[np.float32], right: NDArray[np.int64], farthest: int
     for _ in range(STEPS):
         reached[:PLACES] = on * reached[1:] + (1 - on) * reached[:PLACES]
     return float(reached[PLACES - farthest : PLACES].mean())
-
-
-def _train(
-    policy: TablePolicy,
-    optimizer: torch.optim.Optimizer,
-    episodes: Sequence[Episode],
-    version: int,
-    config: GrpoConfig,
-    memory: dict[str, float],
-) -> None:
-    prepared = prepare(episodes, version, config, memory)
-    if not prepared.items:
-        return
-    optimizer.zero_grad()
-    for pack in pack_minibatch(prepared.items, config):
-        loss, _ = policy_loss(loss_terms(pack, policy(pack.pack)), config.loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
 
 
 def _branch(
@@ -280,7 +245,8 @@ def _episode(played: _Played, group: str, version: int) -> Episode:
         kind=CallKind.MAIN,
         role=None,
         token_ids=np.asarray(
-            [token for seen, way, _ in played.steps for token in (seen, PLACES + way)], np.uint32
+            [token for seen, way, _ in played.steps for token in (seen, WORLD.rows + way)],
+            np.uint32,
         ),
         mask=mask,
         logprobs=logprobs,

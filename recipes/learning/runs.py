@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bridle.recipes.learning.methods import method
-from bridle.recipes.learning.scenarios import DEFAULT, EXPECTATIONS, Expectation
+from bridle.recipes.learning.scenarios import EXPECTATIONS, Expectation
 from bridle.recipes.learning.world import (
     Played,
     TablePolicy,
@@ -64,6 +64,8 @@ class LearningFigures:
     it."""
     ratio: float | None
     """The number of sessions divided by that of the first method of the scenario."""
+    differs: bool
+    """True if a seed needs another number of sessions than with the first method."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -123,12 +125,14 @@ def compared(scenario: str, needed: Mapping[str, Sequence[int | None]]) -> list[
     Medians are used because now and then a run forgets a place for good, and takes several times
     as long as the others.
     """
-    first = _median(next(iter(needed.values())))
+    first = next(iter(needed.values()))
+    middle = _median(first)
     found = []
     for name, by_seed in needed.items():
         sessions = _median(by_seed)
-        ratio = sessions / first if sessions is not None and first else None
-        found.append(LearningFigures(scenario, name, sessions, [*by_seed], ratio))
+        ratio = sessions / middle if sessions is not None and middle else None
+        differs = [*by_seed] != [*first]
+        found.append(LearningFigures(scenario, name, sessions, [*by_seed], ratio, differs))
     return found
 
 
@@ -153,17 +157,6 @@ def judged(
             ratio = own.sessions / other.sessions if other.sessions else 0.0
         results.append(Judged(one, ratio, one.met(ratio)))
     return results
-
-
-def differing(found: Sequence[LearningFigures]) -> dict[str, bool]:
-    """Return whether each method differs from the default, in any seed of any scenario."""
-    default = {one.scenario: one.by_seed for one in found if one.name == DEFAULT}
-    differs: dict[str, bool] = {}
-    for one in found:
-        if one.name != DEFAULT and one.scenario in default:
-            apart = one.by_seed != default[one.scenario]
-            differs[one.name] = differs.get(one.name, False) or apart
-    return differs
 
 
 def rows(found: Sequence[LearningFigures], settings: LearningSettings) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -67,22 +67,7 @@ def tiny_directory(cache: Path | None = None) -> Path:
 def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0) -> None:
     """Write a randomly initialised Qwen3 policy (float32 safetensors) beside its tokenizer."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.context,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        tie_word_embeddings=shape.tied,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-        dtype="float32",
-    )
+    config = Qwen3Config(**_dimensions(shape, vocab_size))
     _save(Qwen3ForCausalLM(config), directory)
 
 
@@ -94,30 +79,12 @@ def make_hybrid_policy(
     Three of every four layers are Gated DeltaNet.
     """
     torch.manual_seed(seed)
-    dim = shape.head_dim
     config = Qwen3_5TextConfig(
-        vocab_size=vocab_size,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=dim,
-        linear_key_head_dim=dim,
-        linear_value_head_dim=dim,
+        **_dimensions(shape, vocab_size, partial_rotary_factor=0.25),
+        linear_key_head_dim=shape.head_dim,
+        linear_value_head_dim=shape.head_dim,
         linear_num_key_heads=shape.kv_heads,
         linear_num_value_heads=shape.heads,
-        max_position_embeddings=shape.context,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": shape.rope_theta,
-            "partial_rotary_factor": 0.25,
-        },
-        tie_word_embeddings=shape.tied,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-        dtype="float32",
     )
     model = Qwen3_5ForCausalLM(config)
     for name, parameter in model.named_parameters():
@@ -125,6 +92,26 @@ def make_hybrid_policy(
             # At initialisation most states are forgotten from one token to the next.
             nn.init.uniform_(parameter, math.log(0.001), math.log(0.3))
     _save(model, directory)
+
+
+def _dimensions(shape: TinyShape, vocab_size: int, **rope: float) -> dict[str, Any]:
+    """Return the fields that the configurations of both families have."""
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta, **rope},
+        "tie_word_embeddings": shape.tied,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "dtype": "float32",
+    }
 
 
 def _save(model: PreTrainedModel, directory: Path) -> None:

@@ -17,7 +17,6 @@ that of ``FILE.py:NAME`` is ``NAME``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from typing import Any, Generic, TypeVar, cast, get_type_hints
 import msgspec
 
 from bridle.errors import BridleError, UsageError
-from bridle.user_code import UserCodeError, describe, load_object
+from bridle.user_code import UserCodeError, describe, describe_raised, load_object
 
 Part = TypeVar("Part")
 Options = Mapping[str, Mapping[str, Any]]
@@ -132,9 +131,7 @@ class Registry(Generic[Part]):
         except AssertionError as error:
             raise Unjudged(name) from error
         except Exception as error:
-            plain = inspect.unwrap(part.func if isinstance(part, partial) else part)
-            place = inspect.getsourcefile(plain) if inspect.isfunction(plain) else None
-            raise self.failed(name, f"raises {describe(error, place)}") from error
+            raise self.failed(name, f"raises {describe_raised(error, part)}") from error
 
     def failed(self, name: str, reason: str) -> PartFailed:
         """Return the error of a part whose trial failed for ``reason``."""

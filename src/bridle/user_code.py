@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,6 +71,13 @@ def _load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def describe_raised(error: BaseException, function: Any) -> str:
+    """Return an error as one line, with the line of the file of ``function`` that raised it."""
+    plain = inspect.unwrap(function.func if isinstance(function, partial) else function)
+    place = inspect.getsourcefile(plain) if inspect.isfunction(plain) else None
+    return describe(error, place)
 
 
 def describe(error: BaseException, file: str | None) -> str:

@@ -26,6 +26,7 @@ from bridle.harnesses.verifiers import (
     TaskUnfit,
     VerifierError,
 )
+from bridle.harnesses.verifiers.delivery import FunctionFault
 from bridle.run.agents import VERIFIERS, verifier
 
 CHECKS = """
@@ -149,8 +150,8 @@ async def test_sessions_are_verified_at_the_same_time(checks: Path, tmp_path: Pa
     [
         ("crashes", NoVerdict, "ended with signal 11 before its verdict"),
         ("exits", NoVerdict, "ended with exit code 3 before its verdict"),
-        ("leaves", VerifierError, "SystemExit: enough"),
-        ("raises", VerifierError, "KeyError: 'wanted'"),
+        ("leaves", FunctionFault, "SystemExit: enough"),
+        ("raises", FunctionFault, "KeyError: 'wanted'"),
         ("unfit", TaskUnfit, "no such data"),
         ("hangs", NoVerdict, r"more than 1 s \(agent.bounds.verifier_s\)"),
         ("burns", NoVerdict, r"more than 1 s .*agent.bounds.verifier_s"),
@@ -159,8 +160,8 @@ async def test_sessions_are_verified_at_the_same_time(checks: Path, tmp_path: Pa
         ("opens", NoVerdict, "more than 1024 files at a time"),
         ("speaks", NoVerdict, "report has more than 1048576 bytes"),
         ("commands", NoVerdict, "runs true in the sandbox is an async function"),
-        ("none", VerifierError, "TypeError"),
-        ("nan", VerifierError, "reward is nan"),
+        ("none", FunctionFault, "TypeError"),
+        ("nan", FunctionFault, "reward is nan"),
     ],
 )
 async def test_a_function_that_fails_or_exceeds_a_bound_costs_its_session_alone(

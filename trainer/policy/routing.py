@@ -46,11 +46,6 @@ def accept_routing(model: nn.Module) -> None:
     setattr(model, _ROUTERS, routers)
 
 
-def replays_routing(model: nn.Module) -> bool:
-    """Return whether ``model`` takes ``routed_experts=``."""
-    return hasattr(model, _ROUTERS)
-
-
 def _routed(
     routers: Routers,
     layer: int,

@@ -19,6 +19,7 @@ from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.fleet import Fleet
 from bridle.harnesses.given import GIVEN_FILE, GivenRewards
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings
+from bridle.harnesses.scorers.trial import require_scorers
 from bridle.harnesses.tasks import Task
 from bridle.reconstruct.evaluation import attempts_of, judged
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
@@ -153,6 +154,9 @@ def train(
     if not World.current().is_first:
         follow(policy, training)
     if work is not None:
+        require_scorers(
+            config.scorers.named, work.settings.scorers, work.tasks[0], config.agent.bounds
+        )
         work.fleet.require_launchable(work.adapter, work.tasks[0], work.settings.directory, MODEL)
     with hold(directory, directory / LOCK):
         if (store := config.shared_store) is None:
