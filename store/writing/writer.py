@@ -451,7 +451,7 @@ class Writer:
             log.warning("sessions_not_digested: %s", error.orig)
             return time.monotonic() + self._lease
         except Exception as error:  # noqa: BLE001 - the thread writes for all calls
-            self._digester.abandon()
+            self._digester.restart(at_fault=True)
             log.warning("session_not_digested: %s", _cause(error))
         finally:
             self._in_digest = False
