@@ -16,7 +16,7 @@ from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.damage import DamagedRows, as_stored, mended, number_or_none
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, conditions_beside_run, matching
-from bridle.store.reading.totals import IS_SUMMED
+from bridle.store.reading.totals import IS_SUMMED, few_listed
 from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows, members_of
 from bridle.store.schema.columns import unindexed
 from bridle.store.schema.database import in_pieces
@@ -46,8 +46,6 @@ class WrittenAccount:
         return self.tokens.get(UNCOUNTED, 0)
 
 
-_LISTED: Final = 500
-"""Maximum sessions without stored sums whose ids are read before their account is."""
 NO_ACCOUNT: Final = WrittenAccount(None, {})
 
 
@@ -101,13 +99,11 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
     fates: Counter[Fate] = Counter()
     stored = session_fates.c
     with reader.engine.connect() as connection:
-        others = list(connection.execute(_unsummed(wanted).limit(_LISTED + 1)).scalars())
         queries: list[Any] = [_stored(wanted, stored.fate, stored.reason, stored.tokens)]
-        if others:
-            listed = select(sessions.c.id).where(sessions.c.id.in_(others))
-            queries.append(
-                account_rows(listed if len(others) <= _LISTED else _unsummed(wanted), wanted.run)
-            )
+        others = few_listed(connection, _unsummed(wanted))
+        if others != []:
+            chosen = select(sessions.c.id).where(sessions.c.id.in_(others))
+            queries.append(account_rows(chosen, wanted.run))
         for query in queries:
             rows = query.subquery().c
             sums = select(rows.fate, rows.reason, func.sum(rows.tokens).label("tokens"))
