@@ -108,7 +108,8 @@ def digest_all(target: Engine, say: Callable[[str], None] = print) -> None:
         digester.add(lacking(connection))
     while digester:
         with transaction(target) as connection:
-            digester.step(connection, seconds=5.0)
+            settle = digester.step(connection, seconds=5.0)
+        settle()
         say(f"{len(digester):,} sessions to digest.")
 
 

@@ -7,7 +7,6 @@ that is recorded in an empty store.
 
 from __future__ import annotations
 
-import html
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from fastapi.testclient import TestClient
 from bridle.bench.corpus import corpus
 from bridle.bench.large_store import fill_store
 from bridle.bench.session import Agent, session_record
+from bridle.bench.viewer import examples, linked
 from bridle.diagnosis.findings import findings_of_run
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
@@ -132,15 +132,8 @@ def _client(store: str) -> Iterator[TestClient]:
 
 
 def _addresses(client: TestClient) -> tuple[dict[str, str], dict[str, str]]:
-    session, run, group = (
-        _linked(client, *of)
-        for of in (
-            ("/sessions?order=newest&reverse=true", "/sessions/"),
-            ("/runs", "/runs/"),
-            ("/groups", "/group?id="),
-        )
-    )
-    smallest = _linked(client, "/runs", "/runs/", last=True)
+    session, run, group = examples(client)
+    smallest = linked(client, "/runs", "/runs/", last=True)
     pages = {
         "session": session,
         "run": run if run.endswith("0") else smallest,
@@ -192,13 +185,6 @@ def _addresses(client: TestClient) -> tuple[dict[str, str], dict[str, str]]:
         "groups of a text": "/groups?text=lamp",
     }
     return pages, searches
-
-
-def _linked(client: TestClient, listing: str, below: str, *, last: bool = False) -> str:
-    """Return the first or last address below ``below`` to which a list links."""
-    text = _get(client, listing)
-    part = text.rpartition(f'href="{below}')[2] if last else text.split(f'href="{below}', 1)[1]
-    return html.unescape(below + part.split('"', 1)[0])
 
 
 def _get(client: TestClient, address: str) -> str:

@@ -141,15 +141,17 @@ def _viewer(store: Path) -> Iterator[httpx.Client]:
             viewer.terminate()
 
 
-def _addresses(client: httpx.Client, long: str) -> dict[str, dict[str, str]]:
-    session, run, group = (
-        _linked(client, *of)
-        for of in (
-            ("/sessions?order=newest&reverse=true", "/sessions/"),
-            ("/runs", "/runs/"),
-            ("/groups", "/group?id="),
-        )
+def examples(client: httpx.Client) -> tuple[str, str, str]:
+    """Return the addresses of the pages of a session, of a run and of a group."""
+    return (
+        linked(client, "/sessions?order=newest&reverse=true", "/sessions/"),
+        linked(client, "/runs", "/runs/"),
+        linked(client, "/groups", "/group?id="),
     )
+
+
+def _addresses(client: httpx.Client, long: str) -> dict[str, dict[str, str]]:
+    session, run, group = examples(client)
     return {
         "pages": {
             "sessions": "/sessions",
@@ -185,10 +187,11 @@ def _addresses(client: httpx.Client, long: str) -> dict[str, dict[str, str]]:
     }
 
 
-def _linked(client: httpx.Client, listing: str, below: str) -> str:
-    """Return the first address below ``below`` to which a list links."""
+def linked(client: httpx.Client, listing: str, below: str, *, last: bool = False) -> str:
+    """Return the first or last address below ``below`` to which a list links."""
     text = client.get(listing).raise_for_status().text
-    return html.unescape(below + text.split(f'href="{below}', 1)[1].split('"', 1)[0])
+    part = text.rpartition(f'href="{below}')[2] if last else text.split(f'href="{below}', 1)[1]
+    return html.unescape(below + part.split('"', 1)[0])
 
 
 def _first_byte(

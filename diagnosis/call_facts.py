@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, un
 from bridle.store.reading.call_conditions import NOTED, judged
 from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.session_filter import SessionFilter, matching
-from bridle.store.reading.totals import IS_SUMMED, OWN, count_rows, total_rows
+from bridle.store.reading.totals import IS_SUMMED, OWN, count_rows, few_listed, total_rows
 from bridle.store.records import BreakReason, CallKind
 from bridle.store.schema.columns import unindexed
 from bridle.store.schema.derived import NOTES, session_counts, session_totals
@@ -23,8 +23,6 @@ from bridle.store.schema.tables import calls, sessions
 
 EXAMPLES: Final = 5
 """Maximum calls or sessions named as evidence."""
-_LIVE_LISTED: Final = 500
-"""Maximum sessions without stored sums whose ids are read before their calls are counted."""
 _COUNTED: Final = calls.c.kind != CallKind.COUNT
 _BY: Final = {"failure": "failed", "quarantine": "quarantined", "break": "broken"}
 """The facts that are counted by value, and the one of :data:`NOTES` that shows whether any is."""
@@ -114,7 +112,8 @@ class CallFacts:
 
 def count_calls(connection: Connection, wanted: SessionFilter) -> CallFacts:
     stored = connection.execute(_sums(wanted)).one()
-    of_live = [] if stored.summed == stored.sessions else _live_sessions(connection, wanted)
+    unsummed = matching(wanted, select(sessions.c.id).where(~IS_SUMMED))
+    of_live = [] if stored.summed == stored.sessions else few_listed(connection, unsummed)
     rows = total_rows(sessions.c.id.in_(of_live)).subquery()
     live = connection.execute(select(*_summed(rows.c))).one()
     numbers: Counter[tuple[str, str]] = Counter()
@@ -170,10 +169,3 @@ def _counts(wanted: SessionFilter, name: str, noted: str) -> Select[Any]:
     query = query.join(session_counts, of_session)
     query = query.where(session_totals.c[f"noted_{noted}"] > 0)
     return matching(wanted, query).group_by(own.value)
-
-
-def _live_sessions(connection: Connection, wanted: SessionFilter) -> Any:
-    """Return the ids of the sessions without stored sums: a list, or the query if they are many."""
-    query = matching(wanted, select(sessions.c.id).where(~IS_SUMMED))
-    found = list(connection.execute(query.limit(_LIVE_LISTED + 1)).scalars())
-    return query if len(found) > _LIVE_LISTED else found

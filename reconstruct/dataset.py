@@ -25,6 +25,7 @@ from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.builders import Built, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
+from bridle.reconstruct.samples.scores import with_scores
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.reading.queries import Reader
@@ -124,11 +125,13 @@ class RecordedStore:
         with needs_arrow():
             import pyarrow as pa
         names = self.reader.reward_names()
-        rows = [
-            sample_row(session.record, sample, names, session.rewards, facts=facts)
-            for session in self.sessions(**filters)
-            for sample in session.samples(rules, builder)
-        ]
+        rows = []
+        for session in self.sessions(**filters):
+            samples = session.samples(rules, builder)
+            rows += [
+                sample_row(session.record, sample, names, session.rewards, facts=facts)
+                for sample in (with_scores(self.reader, samples) if facts else samples)
+            ]
         return pa.Table.from_pylist(rows, sample_schema(names, facts=facts))
 
     def export(

@@ -47,8 +47,10 @@ FACT_COLUMNS: Final = (
     ("kept_ids", "list<uint32>"),
     ("routed_experts", "list<int16>"),
     ("routed_shape", "list<int32>"),
+    ("trained_logprobs", "list<float32>"),
+    ("entropies", "list<float32>"),
 )
-"""Further fields of a sample, which engines report of its tokens.
+"""Further fields of a sample: what engines report of its tokens, and the trainer's scores of them.
 
 ``kept_ids`` are the ids that the tokens were drawn from, one token's after another's.
 ``routed_experts`` has the shape ``routed_shape``. A value is NULL if nothing is recorded."""
@@ -102,4 +104,6 @@ def sample_values(sample: Sample, *, facts: bool = False) -> dict[str, Any]:
         "kept_ids": None if kept is None else kept.ids,
         "routed_experts": None if experts is None else experts.reshape(-1),
         "routed_shape": None if experts is None else list(experts.shape),
+        "trained_logprobs": sample.trained_logprobs,
+        "entropies": sample.entropies,
     }

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build
 from bridle.reconstruct.samples.sample import Sample
+from bridle.reconstruct.samples.scores import with_scores
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.encoding.packing import dump_json
@@ -49,16 +50,15 @@ def export_parquet(
                 report.leave_out("session_without_trained_tokens")
             report.untrained.update(built.conservation.untrained)
             written = []
-            for sample in built.samples:
+            facts = selection.facts
+            for sample in with_scores(reader, built.samples) if facts else built.samples:
                 tokens = int(np.count_nonzero(sample.mask))
                 content = (sample.token_ids.tobytes(), sample.mask.tobytes())
                 if selection.deduplicate and report.repeats(*content):
                     report.leave_out("duplicate")
                     report.untrained["duplicate"] += tokens
                     continue
-                row = sample_row(
-                    session.record, sample, names, session.rewards, facts=selection.facts
-                )
+                row = sample_row(session.record, sample, names, session.rewards, facts=facts)
                 waiting.append(row)
                 written.append(sample)
                 report.tokens += tokens

@@ -59,8 +59,9 @@ class Selection:
     same with the reply of each session, so that a reply counts as often as it was given. ``all``
     pairs each of the different replies with every worse one."""
     facts: bool = False
-    """Add what the engine reported of each token to files of tokens: the ids that it was drawn
-    from, and the experts behind it (:data:`bridle.reconstruct.tables.FACT_COLUMNS`)."""
+    """Add what the engine and the trainer reported of each token to files of tokens: the ids that
+    it was drawn from, the experts behind it, the trainer's logprob and the entropy
+    (:data:`bridle.reconstruct.tables.FACT_COLUMNS`)."""
     part: ExportPart | None = None
     """The part of the split by ``eval_share`` whose tasks are taken; ``None`` for both."""
     eval_share: float = 0.0

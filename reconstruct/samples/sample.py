@@ -69,6 +69,12 @@ class Sample:
     routed_experts: NDArray[np.int16] | None = None
     """``int16[T, layers, top_k]``: the experts behind token ``t``, which the engine chose at the
     position before it; -1 where they are not known. ``None`` if the engine reported none."""
+    trained_logprobs: Logprobs | None = None
+    """``float32[T]``: the trainer's logprob of each token before the last step that trained it; NaN
+    where none did. ``None`` if no token has one, or none was read
+    (:func:`bridle.reconstruct.samples.scores.with_scores`)."""
+    entropies: Logprobs | None = None
+    """``float32[T]``: the entropy of the distribution of these tokens, in nats."""
 
     @property
     def replies(self) -> tuple[ReplyId, ...]:

@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import Select, and_, exists, func, select, union_all
 
+from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.damage import DamagedRows, as_stored, mended, number_or_none
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, conditions_beside_run, matching
-from bridle.store.reading.totals import IS_SUMMED
+from bridle.store.reading.totals import IS_SUMMED, few_listed
 from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows, members_of
 from bridle.store.schema.columns import unindexed
+from bridle.store.schema.database import in_pieces
 from bridle.store.schema.derived import session_fates, session_totals
 from bridle.store.schema.tables import sessions, token_fates
 from bridle.store.schema.tables import trained_spans as scored
@@ -44,8 +46,6 @@ class WrittenAccount:
         return self.tokens.get(UNCOUNTED, 0)
 
 
-_LISTED: Final = 500
-"""Maximum sessions without stored sums whose ids are read before their account is."""
 NO_ACCOUNT: Final = WrittenAccount(None, {})
 
 
@@ -99,13 +99,11 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
     fates: Counter[Fate] = Counter()
     stored = session_fates.c
     with reader.engine.connect() as connection:
-        others = list(connection.execute(_unsummed(wanted).limit(_LISTED + 1)).scalars())
         queries: list[Any] = [_stored(wanted, stored.fate, stored.reason, stored.tokens)]
-        if others:
-            listed = select(sessions.c.id).where(sessions.c.id.in_(others))
-            queries.append(
-                account_rows(listed if len(others) <= _LISTED else _unsummed(wanted), wanted.run)
-            )
+        others = few_listed(connection, _unsummed(wanted))
+        if others != []:
+            chosen = select(sessions.c.id).where(sessions.c.id.in_(others))
+            queries.append(account_rows(chosen, wanted.run))
         for query in queries:
             rows = query.subquery().c
             sums = select(rows.fate, rows.reason, func.sum(rows.tokens).label("tokens"))
@@ -169,20 +167,21 @@ def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:
     return list(found.values())
 
 
-def trained_spans(reader: Reader, call_id: str) -> dict[int, TrainedSpan]:
-    """Return the trainer's scores of a call's sampled tokens, by choice.
+def trained_spans(reader: Reader, call_ids: Iterable[str]) -> dict[ReplyId, TrainedSpan]:
+    """Return the trainer's scores of the sampled tokens of calls, by reply.
 
-    Choices that were not trained are left out. Raise
+    Replies that were not trained are left out. Raise
     :class:`bridle.store.reading.damage.DamagedRows` if a row cannot be read.
     """
-    query = select(*as_stored(scored)).where(scored.c.call_id == call_id)
-    found: dict[int, TrainedSpan] = {}
+    found: dict[ReplyId, TrainedSpan] = {}
     with reader.engine.connect() as connection:
-        for row in connection.execute(query):
-            values, damage = mended(scored, row)
-            if damage:
-                raise DamagedRows(damage)
-            found[values["choice"]] = TrainedSpan(**values)
+        for some in in_pieces(sorted(set(call_ids))):
+            query = select(*as_stored(scored)).where(scored.c.call_id.in_(some))
+            for row in connection.execute(query):
+                values, damage = mended(scored, row)
+                if damage:
+                    raise DamagedRows(damage)
+                found[ReplyId(values["call_id"], values["choice"])] = TrainedSpan(**values)
     return found
 
 

@@ -1,7 +1,7 @@
 """The search for sessions by their texts, as SQL.
 
-Digested sessions are found by the index (``store/writing/search_index.py``): FTS5 in SQLite, a
-``tsvector`` in PostgreSQL. The messages of the newest sessions that are not digested, such as those
+Most sessions are found by the index (``store/writing/search_index.py``): FTS5 in SQLite, a
+``tsvector`` in PostgreSQL. The messages of the newest sessions that are not in it, such as those
 that still run, are read, and the text is looked for as it stands.
 """
 
@@ -16,7 +16,6 @@ from sqlalchemy import (
     and_,
     cast,
     column,
-    exists,
     func,
     or_,
     select,
@@ -26,11 +25,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from bridle.store.encoding.words import open_ended, words_of
-from bridle.store.schema.derived import INDEX, search_documents, search_words, session_totals
+from bridle.store.schema.derived import INDEX, is_indexed, search_documents, search_words
 from bridle.store.schema.tables import call_messages, calls, sessions
 
 TAIL: Final = 500
-"""Maximum sessions without derived rows whose messages are read, the newest first."""
+"""Maximum sessions outside the index whose messages are read, the newest first."""
 
 
 _index: Final = table(INDEX, column("rowid"), column(INDEX))
@@ -104,11 +103,11 @@ def says(text: str) -> ColumnElement[bool]:
 
 
 def _tail_says(asked: str) -> ColumnElement[bool]:
-    """Return the condition that a session without derived rows has the text in a message."""
+    """Return the condition that a session outside the index has the text in a message."""
     others = sessions.alias()
     newest = (
         select(others.c.id)
-        .where(~exists().where(session_totals.c.session_id == others.c.id))
+        .where(~is_indexed(others))
         .order_by(others.c.created_at.desc())
         .limit(TAIL)
         .scalar_subquery()

@@ -94,9 +94,6 @@ class SessionFilter:
     owner of the store."""
 
 
-ALL_SESSIONS: Final = SessionFilter()
-
-
 def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False) -> Select[Any]:
     """Return ``query`` over sessions with the filter's conditions.
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
+    Connection,
     Select,
     and_,
     case,
@@ -37,6 +38,16 @@ OWN: Final = session_totals.c.session_id == sessions.c.id
 _sums: Final = session_totals.alias()
 IS_SUMMED: Final = exists(select(_sums.c.calls).where(_sums.c.session_id == sessions.c.id))
 """True if a session has stored sums."""
+
+
+_LISTED: Final = 500
+"""Maximum sessions whose ids are read before their calls are counted."""
+
+
+def few_listed(connection: Connection, ids: Select[Any]) -> Any:
+    """Return the ids that a query selects as a list, or the query itself if they are many."""
+    found = list(connection.execute(ids.limit(_LISTED + 1)).scalars())
+    return found if len(found) <= _LISTED else ids
 
 
 _COUNTED: Final = calls.c.kind != CallKind.COUNT

@@ -1,9 +1,9 @@
 """Tables that are derived from a session's calls once it is sealed (``store/writing/digest.py``).
 
 They make pages and searches independent of the number of calls. A session with a row in
-``session_totals`` has all of its derived rows. For any other session, such as one that still runs,
-readers count its calls and read its messages. Derived rows can be deleted at any time; they are
-made again, and copies of a store do without them.
+``session_totals`` has all of its sums, and one with its last document is in the index. For others,
+such as sessions that still run, readers count the calls or read the messages. Derived rows can
+be deleted at any time; they are made again, and copies of a store do without them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from typing import Any, Final
 from sqlalchemy import (
     DDL,
     BigInteger,
+    Boolean,
     Column,
+    ColumnElement,
     Float,
     ForeignKey,
+    FromClause,
     Index,
     Integer,
     LargeBinary,
@@ -23,6 +26,7 @@ from sqlalchemy import (
     Table,
     Text,
     event,
+    exists,
 )
 from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlalchemy.types import TypeEngine
@@ -112,9 +116,18 @@ search_documents = Table(
     metadata,
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
-    Index(None, "session_id"),
+    Column("last", Boolean),
+    Index(None, "session_id", "last"),
 )
-"""The documents of the search: consecutive parts of the texts of a session."""
+"""The documents of the search: consecutive parts of the texts of a session. ``last`` is true for
+the last one, which is written when all texts are indexed, and NULL for the others."""
+
+
+def is_indexed(of: FromClause) -> ColumnElement[bool]:
+    """Return the condition that all texts of a session are indexed, in a query of ``of``."""
+    own = search_documents.c
+    return exists().where(own.session_id == of.c.id, own.last.is_(True))
+
 
 _WORDS: Final[TypeEngine[Any]] = LargeBinary().with_variant(TSVECTOR(), "postgresql")
 

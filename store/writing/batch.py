@@ -69,7 +69,7 @@ from bridle.store.writing.rows import (
     statements,
     storable,
 )
-from bridle.store.writing.sums import withdraw_accounts
+from bridle.store.writing.sums import withdraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,9 @@ class Batch:
 
     def _withdraw_sums(self, session_ids: Collection[str]) -> None:
         """Let readers count the calls of sessions whose calls have changed."""
-        withdraw = statements(self._connection.dialect.name).withdraw_sums
-        if withdraw.run(self._connection, [(each,) for each in sorted(session_ids)]):
-            withdraw_accounts(self._connection, session_ids)
+        sums = statements(self._connection.dialect.name).withdraw_sums
+        if sums.run(self._connection, [(each,) for each in sorted(session_ids)]):
+            withdraw(self._connection, session_ids)
             self.resummed = True
 
     def settle(self) -> None:

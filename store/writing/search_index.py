@@ -86,22 +86,24 @@ class Documents:
         self._connection = connection
         self._documents = self._read(session_id)
 
-    def next(self, connection: Connection) -> str | None:
-        """Return the words of the next document, in the order of the calls, or ``None``."""
-        self._connection = connection
-        return next(self._documents, None)
+    def next(self, connection: Connection) -> tuple[str, bool]:
+        """Return the words of the next document, in the order of the calls.
 
-    def _read(self, session_id: str) -> Iterator[str]:
+        The second value is true for the last one, which is empty in a session without words.
+        """
+        self._connection = connection
+        return next(self._documents)
+
+    def _read(self, session_id: str) -> Iterator[tuple[str, bool]]:
         words: list[str] = []
         size = 0
         for piece in self._pieces(session_id):
+            if size >= DOCUMENT:
+                yield " ".join(words), False
+                words, size = [], 0
             words += piece
             size += sum(map(len, piece)) + len(piece)
-            if size >= DOCUMENT:
-                yield " ".join(words)
-                words, size = [], 0
-        if words:
-            yield " ".join(words)
+        yield " ".join(words), True
 
     def _pieces(self, session_id: str) -> Iterator[list[str]]:
         """Yield the words of each text of a session, those of a long text in pieces."""
@@ -134,8 +136,9 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else bytes(value).decode(errors="replace")
 
 
-def add_document(connection: Connection, session_id: str, words: str) -> None:
-    added = connection.execute(insert(search_documents).values(session_id=session_id))
+def add_document(connection: Connection, session_id: str, words: str, *, is_last: bool) -> None:
+    row = {"session_id": session_id, "last": is_last or None}
+    added = connection.execute(insert(search_documents).values(row))
     (identifier,) = added.inserted_primary_key or (None,)
     if connection.dialect.name == "postgresql":
         connection.execute(_TO_TSVECTOR, {"id": identifier, "words": words})

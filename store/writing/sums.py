@@ -1,13 +1,14 @@
 """The sums over a session's calls, which are stored once the session is sealed.
 
 A write that changes what was summed removes the session's row of ``session_totals`` and its stored
-accounts in the same transaction; readers then count its calls until it is summed again.
+accounts in the same transaction; readers then count its calls, and read its messages, until it is
+digested again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -20,12 +21,14 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    update,
 )
 
 from bridle.store.reading.totals import count_rows, total_rows
 from bridle.store.schema.accounts import BY_RULES, account_rows, accounts_with
 from bridle.store.schema.database import in_pieces
 from bridle.store.schema.derived import (
+    search_documents,
     session_counts,
     session_fates,
     session_totals,
@@ -73,14 +76,17 @@ _TRAINED_BY: Final = (
     .where(token_fates.c.session_id.in_(_OF), token_fates.c.run_id != BY_RULES)
     .distinct()
 )
+_REOPEN: Final = (
+    update(search_documents).where(search_documents.c.session_id.in_(_OF)).values(last=None)
+)
 _DROP_FATES: Final = delete(session_fates).where(session_fates.c.session_id.in_(_OF))
 
 
-def summarize(connection: Connection, session_id: str) -> None:
-    """Store the sums over a session's calls, in place of earlier ones."""
+def summarize(connection: Connection, session_ids: Sequence[str]) -> None:
+    """Store the sums over the calls of some sessions, in place of earlier ones."""
     for statement in (_DROP_TOTALS, _DROP_COUNTS, _ADD_COUNTS, _ADD_TOTALS):
-        connection.execute(statement, {"sessions": [session_id]})
-    account_again(connection, [session_id])
+        connection.execute(statement, {"sessions": list(session_ids)})
+    account_again(connection, session_ids)
 
 
 def account_again(connection: Connection, session_ids: Collection[str]) -> None:
@@ -108,10 +114,11 @@ def account_again(connection: Connection, session_ids: Collection[str]) -> None:
 def resummarize(connection: Connection, session_id: str) -> None:
     """Store the sums of a session again, if it has any."""
     if connection.execute(_IS_SUMMED, {"sessions": [session_id]}).scalar():
-        summarize(connection, session_id)
+        summarize(connection, [session_id])
 
 
-def withdraw_accounts(connection: Connection, session_ids: Collection[str]) -> None:
-    """Remove the stored accounts of sessions whose sums were removed."""
+def withdraw(connection: Connection, session_ids: Collection[str]) -> None:
+    """Remove the stored accounts of sessions whose sums were removed; let their texts be read."""
     for some in map(list, in_pieces(list(session_ids))):
         connection.execute(_DROP_FATES, {"sessions": some})
+        connection.execute(_REOPEN, {"sessions": some})

@@ -137,7 +137,6 @@ class Writer:
         stored whole."""
         self._queue = JobQueue(queue_limit, patience)
         self._digester = Digester()
-        self._in_digest = False
         self._begun: dict[str, Stopwatch] = {}
         """The times of the attempts that run, by run."""
         self._number = 0
@@ -190,7 +189,7 @@ class Writer:
     @property
     def digesting(self) -> int:
         """Number of sealed sessions whose derived rows this process has yet to make."""
-        return len(self._digester) + self._in_digest
+        return len(self._digester)
 
     def mark_interrupted(self) -> int:
         """Mark calls that died with their process as interrupted. Return the number of these calls.
@@ -442,19 +441,18 @@ class Writer:
         start = time.monotonic()
         if file_id(self._engine) != self._file:
             return start + self._lease
-        self._in_digest = True
         try:
             with self._transaction() as connection:
-                self._digester.step(connection)
+                settle = self._digester.step(connection)
+            settle()
         except _DATABASES_FAULT as error:
-            self._digester.restart()
+            self._digester.failed(at_fault=False)
             log.warning("sessions_not_digested: %s", error.orig)
-            return time.monotonic() + self._lease
+            is_locked = not self._remote and _may_pass(error)
+            return time.monotonic() + (_QUIET_S if is_locked else self._lease)
         except Exception as error:  # noqa: BLE001 - the thread writes for all calls
-            self._digester.abandon()
+            self._digester.failed(at_fault=True)
             log.warning("session_not_digested: %s", _cause(error))
-        finally:
-            self._in_digest = False
         now = time.monotonic()
         return now + _REST * (now - start)
 

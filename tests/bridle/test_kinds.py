@@ -15,7 +15,7 @@ from click.testing import Result
 from bridle.reconstruct import open_store
 from bridle.store.reading.accounts import stored_account
 from bridle.store.reading.queries import Reader
-from bridle.store.reading.session_filter import ALL_SESSIONS
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallKind
 
 
@@ -24,7 +24,7 @@ def test_a_kind_is_set_and_taken_back_and_the_account_follows(
 ) -> None:
     def trainable() -> int:
         with Reader(store) as reader:
-            return stored_account(reader, ALL_SESSIONS).of("trainable")
+            return stored_account(reader, SessionFilter()).of("trainable")
 
     def audited() -> int:
         return int(json.loads(bridle("audit", "--json", "--store", store).output)["trainable"])

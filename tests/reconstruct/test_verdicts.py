@@ -13,7 +13,7 @@ from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.verdicts import judge
 from bridle.store.reading.accounts import stored_account
 from bridle.store.reading.queries import Reader
-from bridle.store.reading.session_filter import ALL_SESSIONS
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallKind
 from bridle.store.schema.accounts import TRAINABLE, UNCOUNTED
 from bridle.store.writing.writer import Writer
@@ -38,7 +38,7 @@ def test_the_audit_judges_a_session_that_was_sealed_without_a_judge(
     (first,) = audit(reader)
     assert (first.judged, first.clean) == (True, True)
     assert kinds(reader, session.id) == ["main"]
-    assert stored_account(reader, ALL_SESSIONS).fates == {TRAINABLE: 2}
+    assert stored_account(reader, SessionFilter()).fates == {TRAINABLE: 2}
     (second,) = audit(reader)
     assert not second.judged
 
@@ -60,13 +60,13 @@ def test_a_verdict_that_another_decision_changes_takes_the_account_with_it(
     reader: Reader, writer: Writer, agent: Any
 ) -> None:
     audit_session(reader, agent.id)
-    before = stored_account(reader, ALL_SESSIONS).fates
+    before = stored_account(reader, SessionFilter()).fates
     main = next(call for call in reader.calls(agent.id) if call.kind is CallKind.MAIN)
     writer.set_kind_sync(main.id, CallKind.SIDE, by="ada")
     judge(reader, agent.id)
-    assert UNCOUNTED in stored_account(reader, ALL_SESSIONS).fates
+    assert UNCOUNTED in stored_account(reader, SessionFilter()).fates
     audit_session(reader, agent.id)
-    assert stored_account(reader, ALL_SESSIONS).of("trainable") == before[TRAINABLE] - 2
+    assert stored_account(reader, SessionFilter()).of("trainable") == before[TRAINABLE] - 2
 
 
 def test_rules_that_are_only_tried_are_not_stored(reader: Reader, agent: Any) -> None:

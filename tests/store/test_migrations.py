@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import delete, func, inspect, select
 
 from bridle.store.errors import StoreUnavailable
+from bridle.store.records import Conversation, Message
 from bridle.store.schema import database
 from bridle.store.schema.database import (
     connect,
@@ -27,8 +28,12 @@ from bridle.store.schema.database import (
     shown,
     transaction,
 )
+from bridle.store.schema.derived import search_documents, session_totals
 from bridle.store.schema.tables import metadata
 from bridle.store.schema.views import create_views, drop_views
+from bridle.store.writing.digest import lacking
+from bridle.store.writing.writer import Writer
+from support.processes import until
 
 
 @pytest.fixture(autouse=True)
@@ -119,11 +124,50 @@ def test_a_store_of_the_first_release_gets_the_scores_of_trained_tokens(url):
     engine = connect(url)
     with transaction(engine) as connection:
         connection.exec_driver_sql("DROP TABLE trained_spans")
+        without_last_documents(connection)
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0300'")
     engine.dispose()
     migrate(url)
     assert shape(url) == at_once
     assert differences(url) == []
+
+
+def without_last_documents(connection):
+    for statement in (
+        "DROP INDEX ix_search_documents_session_id_last",
+        "ALTER TABLE search_documents DROP COLUMN last",
+        "CREATE INDEX ix_search_documents_session_id ON search_documents (session_id)",
+    ):
+        connection.exec_driver_sql(statement)
+
+
+def test_an_older_store_keeps_the_index_of_its_texts(url, calls):
+    with Writer(url) as writer:
+        sessions = [calls.session(sealed_at=1.0) for _ in range(2)]
+        for session in sessions:
+            writer.add_sync(session)
+            said = Conversation((Message("user", "word " * 9_000),), length=1)
+            begun = calls.begun(session.id, conversation=said)
+            writer.begin_call(begun)
+            writer.end_call_sync(calls.ended(begun, [1, 2], [3, 4]))
+        until(lambda: not writer.digesting)
+    engine = connect(url)
+    with transaction(engine) as connection:
+        connection.execute(
+            delete(session_totals).where(session_totals.c.session_id == sessions[1].id)
+        )
+        without_last_documents(connection)
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0301'")
+    migrate(url)
+    with engine.connect() as connection:
+        assert lacking(connection) == [sessions[1].id]
+        own = search_documents.c
+        marked = select(own.session_id, func.count(), func.count(own.last)).group_by(own.session_id)
+        assert {tuple(row) for row in connection.execute(marked)} == {
+            (sessions[0].id, 3, 1),
+            (sessions[1].id, 3, 0),
+        }
+    engine.dispose()
 
 
 def test_migrating_twice_changes_nothing(url):

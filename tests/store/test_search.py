@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import event, select, update
 from sqlalchemy.engine import Engine
 
 from bridle.diagnosis.pages import session_ids
@@ -20,8 +20,11 @@ from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallKind, Conversation, Message, SessionRecord, ToolCall, new_id
 from bridle.store.schema.database import migrate, transaction
 from bridle.store.schema.derived import DERIVED, session_counts, session_totals
+from bridle.store.schema.tables import sessions
 from bridle.store.writing.digest import lacking
 from bridle.store.writing.redaction import Redactor
+from bridle.store.writing.search_index import add_document
+from bridle.store.writing.sums import summarize
 from bridle.store.writing.writer import Writer
 from support.processes import until
 
@@ -205,6 +208,47 @@ def test_a_failing_digest_leaves_the_session_readable(
     assert found(reader, "and writable") == [other]
     with reader.engine.connect() as connection:
         assert set(lacking(connection)) == {session, other}
+
+
+def test_a_session_that_cannot_be_summed_leaves_the_others_their_sums(
+    url: str, reader: Reader, calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Writer(url) as writer:
+        several = [record(writer, calls, f"text {number}", sealed=False) for number in range(5)]
+    with transaction(reader.engine) as connection:
+        connection.execute(update(sessions).values(sealed_at=1.0, outcome="completed"))
+
+    def broken(connection: Any, some: list[str]) -> None:
+        if several[2] in some:
+            raise ValueError("no sums today")
+        summarize(connection, some)
+
+    monkeypatch.setattr("bridle.store.writing.digest.summarize", broken)
+    with Writer(url) as writer:
+        until(lambda: not writer.digesting)
+    with reader.engine.connect() as connection:
+        assert lacking(connection) == [several[2]]
+    assert found(reader, "text") == several
+
+
+def test_a_text_that_cannot_be_indexed_costs_no_sums(
+    url: str, reader: Reader, calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any, __: str, words: str, *, is_last: bool) -> None:
+        if "unreadable" in words:
+            raise ValueError("no words today")
+        add_document(_, __, words, is_last=is_last)
+
+    monkeypatch.setattr("bridle.store.writing.digest.add_document", broken)
+    with Writer(url) as writer:
+        session = record(writer, calls, "unreadable")
+        other = record(writer, calls, "and readable")
+    assert totals(reader, session) is not None
+    assert totals(reader, other) is not None
+    assert found(reader, "unreadable") == [session]
+    assert found(reader, "and readable") == [other]
+    with reader.engine.connect() as connection:
+        assert lacking(connection) == [session]
 
 
 def totals(reader: Reader, session: str) -> Any:

@@ -30,12 +30,12 @@ def session(writer, calls):
 
 def test_scores_are_read_back_to_the_bit(writer, reader, session):
     session_id, call_id = session
-    assert trained_spans(reader, call_id) == {}
+    assert trained_spans(reader, [call_id]) == {}
     account = trained(reader, session_id, "a")
     (scores,) = account.scores
     scores.logprobs[1] = scores.entropies[1] = np.nan
     writer.add_sync(account)
-    (found,) = trained_spans(reader, call_id).values()
+    (found,) = trained_spans(reader, [call_id]).values()
     assert (found.run_id, found.step, found.version, found.choice) == ("a", 0, 0, 0)
     (sampled,) = reader.sampled(call_id)
     wanted = sampled.logprobs - GAP
@@ -53,11 +53,15 @@ def test_the_last_training_of_a_call_counts_and_a_repeated_step_counts_once(
     other = trained(reader, session_id, "other", step=0)
     writer.add_sync(first, first)
     writer.add_sync(second, other)
-    assert trained_spans(reader, call_id)[0].run_id == "a", "the later one of a transaction counts"
+    assert trained_spans(reader, [call_id])[call_id, 0].run_id == "a", (
+        "the later one of a transaction counts"
+    )
     writer.add_sync(trained(reader, session_id, "b", step=5))
-    assert trained_spans(reader, call_id)[0].run_id == "b"
+    assert trained_spans(reader, [call_id])[call_id, 0].run_id == "b"
     writer.add_sync(replace(second, scores=()))
-    assert trained_spans(reader, call_id)[0].run_id == "b", "an account without scores leaves them"
+    assert trained_spans(reader, [call_id])[call_id, 0].run_id == "b", (
+        "an account without scores leaves them"
+    )
     with reader.engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(table)).scalar_one() == 1
 
@@ -67,9 +71,9 @@ def test_scores_go_with_their_session(writer, reader, session):
     account = trained(reader, session_id, "a")
     writer.add_sync(account)
     forget(reader.engine, [session_id])
-    assert trained_spans(reader, call_id) == {}
+    assert trained_spans(reader, [call_id]) == {}
     writer.add_sync(account)
-    assert trained_spans(reader, call_id) == {}, "the session is not in the store any more"
+    assert trained_spans(reader, [call_id]) == {}, "the session is not in the store any more"
 
 
 def test_a_damaged_row_is_named(writer, reader, session):
@@ -78,7 +82,7 @@ def test_a_damaged_row_is_named(writer, reader, session):
     with transaction(reader.engine) as connection:
         connection.execute(update(table).values(entropies=b"\x09damaged"))
     with pytest.raises(DamagedRows, match=rf"trained_spans {call_id}/0: column entropies cannot"):
-        trained_spans(reader, call_id)
+        trained_spans(reader, [call_id])
 
 
 def test_the_declaration_is_the_row():

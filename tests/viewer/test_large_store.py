@@ -14,8 +14,8 @@ from sqlalchemy.engine import Engine
 from bridle.bench.gallery import fill
 from bridle.bench.large_store import fill_store
 from bridle.bench.pages import _addresses, _client
-from bridle.diagnosis import call_facts
 from bridle.diagnosis.findings import findings_of_run
+from bridle.store.reading import totals
 from bridle.store.reading.queries import Reader
 
 READS_ALL = re.compile(r"SCAN (calls|call_messages|call_kinds|spans|bodies|turns)\b")
@@ -92,6 +92,6 @@ def test_many_sessions_without_sums_are_counted_like_few(
     with Reader(path) as reader:
         runs = [run.id for run in reader.runs()]
         few = [findings_of_run(reader, run, most=5) for run in runs]
-        monkeypatch.setattr(call_facts, "_LIVE_LISTED", 0)
+        monkeypatch.setattr(totals, "_LISTED", 0)
         assert [findings_of_run(reader, run, most=5) for run in runs] == few
     assert any(few)

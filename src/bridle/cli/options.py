@@ -114,3 +114,15 @@ EngineOption = Annotated[
     EngineKind,
     typer.Option("--engine", help="Engine that serves the policy; vllm: docs/vllm.md."),
 ]
+
+CheckOption = Annotated[
+    str | None,
+    typer.Option(
+        "--check",
+        help="Shell command that is run in a sibling's copy of the folder; its exit status 0 is "
+        "success, the reward 1. For sessions of `bridle run`.",
+    ),
+]
+ResetOption = Annotated[
+    bool, typer.Option("--reset", help="Reset each copy to the recorded Git commit.")
+]

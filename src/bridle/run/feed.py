@@ -15,6 +15,7 @@ import base64
 import binascii
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -31,11 +32,13 @@ from bridle.reconstruct.rewards import CountedRewards, findings_in, part_scores,
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.reconstruct.samples.scores import with_scores
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import sample_row, sample_schema, sample_values
 from bridle.reconstruct.tree import BrokenTree
 from bridle.run.feed_stores import FeedStores
 from bridle.store.operations.leases import SETTLE_S, Lease, Leases, UnknownLease
+from bridle.store.reading.damage import DamagedRows
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
 
@@ -60,7 +63,7 @@ class Answer(NamedTuple):
     builder: str
     """The builder of the samples."""
     facts: bool
-    """True if samples have what the engine reported of their tokens."""
+    """True if samples have what the engine and the trainer reported of their tokens."""
 
 
 def _answer(
@@ -115,7 +118,7 @@ async def lease(
 
     With ``rewarded``, a session is leased after its first reward of a source that ``run``
     states; without a run, of the verifier or the operator. With ``facts``, samples have what the
-    engine reported of each token.
+    engine and the trainer reported of each token.
     """
 
     def take(reader: Reader, leases: Leases) -> Lease | None:
@@ -184,7 +187,7 @@ async def page(
 def trajectory(episode: Episode, *, facts: bool = False) -> dict[str, Any]:
     """Return a session as a line of the feed, with arrays of one length and exact logprobs.
 
-    With ``facts``, samples have what the engine reported of each token.
+    With ``facts``, samples have what the engine and the trainer reported of each token.
     """
     session, table = episode.session, episode.conservation
     return {
@@ -235,9 +238,13 @@ def _told(
     broken = 0
     for session in LoadedSession.stream(reader, sessions, counted=CountedRewards(reader)):
         try:
-            found.append(episode_of(session, builder=answer.builder))
-        except BrokenTree:
+            episode = episode_of(session, builder=answer.builder)
+            if answer.facts:
+                episode = replace(episode, samples=with_scores(reader, episode.samples))
+        except (BrokenTree, DamagedRows):
             broken += 1
+        else:
+            found.append(episode)
     headers = {**headers, BROKEN_HEADER: str(broken)}
     if answer.form == "arrow":
         try:

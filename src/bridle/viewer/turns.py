@@ -10,6 +10,7 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, Ruling, trainable
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.accounts import trained_spans
+from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.damage import DamagedRows
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, Logprobs, SpanKind
@@ -61,10 +62,10 @@ def token_strip(
     scores cannot be read.
     """
     strips: list[dict[str, Any]] = []
-    scores: Mapping[int, TrainedSpan] = {}
+    scores: Mapping[ReplyId, TrainedSpan] = {}
     damage = None
     try:
-        scores = trained_spans(session.reader, call.id)
+        scores = trained_spans(session.reader, [call.id])
     except DamagedRows as error:
         damage = str(error)
     if observed:
@@ -82,7 +83,7 @@ def token_strip(
     for row in session.sampled.get(call.id, ()):
         choice = row.choice or 0
         name = "sampled" if choice == 0 else f"sampled, choice {choice}"
-        by = scores.get(choice)
+        by = scores.get(ReplyId(call.id, choice))
         tokens = _sampled(row, decided.get(choice, Ruling(0)), texts, by)
         scored = (
             None if by is None else {"run": by.run_id, "step": by.step + 1, "version": by.version}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Self
 import typer
 
 from bridle.cli.commands.run import create, launch, seal
-from bridle.cli.options import ProxyOption, StoreOption, model_path
+from bridle.cli.options import CheckOption, ProxyOption, ResetOption, StoreOption, model_path
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out
 from bridle.harnesses.client import Client, Origin
@@ -77,16 +77,8 @@ def replay(
             "the session had. With 1 a command has the terminal and the folder itself.",
         ),
     ] = None,
-    check: Annotated[
-        str | None,
-        typer.Option(
-            help="Shell command that is run in a sibling's copy of the folder; its exit status 0 "
-            "is recorded as the reward 1. For sessions of `bridle run`."
-        ),
-    ] = None,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="Reset each copy to the recorded Git commit.")
-    ] = False,
+    check: CheckOption = None,
+    reset: ResetOption = False,
     model: Annotated[
         str | None, typer.Option(help="Model that the live turns ask. Default: the recorded one.")
     ] = None,

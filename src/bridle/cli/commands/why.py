@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bridle.cli.commands.replay import recorded, siblings_of
-from bridle.cli.options import JsonOption, KeyOption, ProxyOption
+from bridle.cli.options import CheckOption, JsonOption, KeyOption, ProxyOption, ResetOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.diagnosis.why import Explanation, Tried, Value
@@ -22,16 +22,8 @@ from bridle.run.why import explained, finding, record, turns_of
 def why(
     session: Annotated[str, typer.Argument(help="Id of the recorded session.")],
     proxy: ProxyOption,
-    check: Annotated[
-        str | None,
-        typer.Option(
-            help="Shell command that is run in a sibling's copy of the folder; its exit status 0 "
-            "is success. For sessions of `bridle run`."
-        ),
-    ] = None,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="Reset each copy to the recorded Git commit.")
-    ] = False,
+    check: CheckOption = None,
+    reset: ResetOption = False,
     budget: Annotated[int, typer.Option(min=1, help="Maximum number of re-entries in all.")] = 40,
     per_turn: Annotated[
         int, typer.Option(min=1, help="Maximum number of re-entries after one turn.")
