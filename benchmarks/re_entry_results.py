@@ -86,9 +86,9 @@ class Report:
         return cls(file, [msgspec.json.decode(line, type=Cell) for line in lines])
 
     def add(self, cell: Cell) -> None:
-        """Add a session that was measured, to the file as well."""
+        """Add a session that was measured, to the file as well if it was recorded."""
         self.measured.append(cell)
-        if self.file is not None:
+        if self.file is not None and cell.recorded:
             with self.file.open("ab") as lines:
                 lines.write(msgspec.json.encode(cell) + b"\n")
 
