@@ -1,27 +1,28 @@
 """``bridle bench re-entry``: recorded sessions of installed programs, re-entered at random turns.
 
-A cell is a harness in one kind of sandbox, with one kind of session. Its sessions of 5 to 30 turns
-are recorded through the real proxy, and each is re-entered at a turn drawn at random. The record of
-the new session decides what became of it: it was *entered* if the recorded call's place was taken
-by a live one, or *stopped* with its reason. A session that is neither went wrong in silence.
+A cell is a harness in one kind of sandbox, with one kind of session. Each session is recorded
+through a real proxy, and re-entered at a turn drawn at random. The record of the new session
+decides what became of it: it was *entered* if the recorded call's place was taken by a live one, or
+*stopped* with its reason. A session that is neither went wrong in silence.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bridle.bench.delegating_policy import DELEGATIONS, TASK, script
 from bridle.bench.harness_cases import CASES
+from bridle.bench.re_entry_results import Cell, Report
 from bridle.bench.seeded_policy import Done, Kind, SeededPolicy, Work
 from bridle.bench.shell_policy import train_bench_tokenizer
-from bridle.engine.scripted import ScriptedEngine, ScriptedReply, ScriptedRequest
+from bridle.engine.scripted import Script, ScriptedEngine
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
 from bridle.harnesses.client import Client, Origin
@@ -47,72 +48,12 @@ HARNESSES: Final = (
     "mini-swe-agent",
     "langchain-chat",
 )
-ENTERED: Final = 0.95
-"""The share of the sessions of foreground work that must be re-entered."""
 FORKED: Final = ("mini-swe-agent", "langchain-chat")
 """The harnesses that run in forked sandboxes."""
 _DELEGATED: Final = frozenset({Kind.SUBAGENTS, Kind.COMPACTION})
 _PACED: Final = _DELEGATED | {Kind.LONG, Kind.BACKGROUND}
 """The kinds whose recorded replies are sent at their recorded times, because work in the background
 would otherwise be over at another turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The sums over the re-entries of a harness in a kind of sandbox."""
-
-    harness: str
-    sandbox: str
-    kind: Kind
-    recorded: int = 0
-    """Sessions that were recorded whole."""
-    entered: int = 0
-    equal: int = 0
-    """Sessions whose first live prompt has the ids of the recorded call's prompt."""
-    replayed: int = 0
-    """Turns that were answered from the record."""
-    asked: int = 0
-    """Requests to the engine beyond those of the live calls."""
-    conserved: int = 0
-    """Sessions with a clean audit, whose captured tokens are those of the live calls."""
-    seconds: float = 0.0
-    seconds_again: float = 0.0
-    noise: Mapping[str, int] = field(default_factory=dict)
-    """Replayed turns by the rules of noise that they needed."""
-    stopped: tuple[str, ...] = ()
-    """The reasons of the sessions that stopped."""
-    problems: tuple[str, ...] = ()
-    """Sessions that could not be recorded, or went wrong in silence."""
-
-    def failures(self) -> list[str]:
-        """Return one line for each requirement that fails."""
-        name = f"{self.harness} in {self.sandbox} ({self.kind})"
-        found = [f"{name}: {problem}" for problem in self.problems]
-        if self.equal != self.entered:
-            found.append(f"{name}: {self.entered - self.equal} first live prompts differ")
-        if self.asked:
-            found.append(f"{name}: {self.asked} engine calls for replayed turns")
-        if self.conserved != self.recorded:
-            found.append(f"{name}: {self.recorded - self.conserved} sessions lost tokens")
-        return found
-
-
-@dataclass(slots=True)
-class Report:
-    seed: int
-    cells: list[Cell] = field(default_factory=list)
-
-    def failures(self) -> list[str]:
-        """Return one line for each requirement that fails."""
-        found = [failure for cell in self.cells for failure in cell.failures()]
-        work = [cell for cell in self.cells if cell.kind is Kind.WORK]
-        entered, recorded = sum(c.entered for c in work), sum(c.recorded for c in work)
-        if entered < ENTERED * recorded:
-            found.append(f"{entered} of {recorded} sessions of foreground work were re-entered")
-        return found
-
-    def as_data(self) -> dict[str, Any]:
-        return {"seed": self.seed, "cells": [asdict(cell) for cell in self.cells]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +68,25 @@ class Draw:
     """Sessions that run at once."""
     timeout_s: float = 600.0
 
+    @property
+    def seeds(self) -> range:
+        return range(self.seed, self.seed + self.sessions)
+
 
 async def bench_re_entry(
     harnesses: Sequence[str],
     sandboxes: Sequence[str],
     kinds: Sequence[Kind],
     draw: Draw,
+    report: Report,
     progress: Callable[[Cell], None] = lambda cell: None,
-) -> Report:
-    """Record and re-enter the sessions of each cell.
+) -> None:
+    """Record and re-enter the sessions that the report does not have, and add them to it.
 
-    Cells that cannot be are left out: ``forked`` sandboxes of harnesses that are not written in
+    Sessions that cannot be are left out: ``forked`` sandboxes of harnesses that are not written in
     Python, and sub-agents of those that have none. Raise ``NotLaunchable`` if a harness is not
     installed.
     """
-    report = Report(draw.seed)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         train_bench_tokenizer(Path(folder, "model"))
         for harness, sandbox, kind in itertools.product(harnesses, sandboxes, kinds):
@@ -149,55 +94,54 @@ async def bench_re_entry(
                 kind in _DELEGATED and harness not in DELEGATIONS
             ):
                 continue
-            cell = await _cell(Cell(harness, sandbox, kind), Path(folder), draw)
-            report.cells.append(cell)
-            progress(cell)
-    return report
+            seeds = report.missing(harness, sandbox, kind, draw.seeds)
+            cells = [Cell(harness, sandbox, kind, seed) for seed in seeds]
+            async for cell in _measured(cells, Path(folder), draw):
+                report.add(cell)
+                progress(cell)
+
+
+async def _measured(cells: Sequence[Cell], folder: Path, draw: Draw) -> AsyncGenerator[Cell]:
+    """Yield the sessions of one harness, sandbox and kind in the order in which they are over."""
+    if not cells:
+        return
+    case = _case(cells[0].harness, cells[0].kind)
+    fleet = LocalFleet(_sandboxes(case.adapter, cells[0].sandbox), case.verifier)
+    slots = asyncio.Semaphore(draw.parallel)
+    sessions = [
+        asyncio.create_task(_session(cell, case, fleet, slots, folder, draw)) for cell in cells
+    ]
+    try:
+        for session in asyncio.as_completed(sessions):
+            yield await session
+    finally:
+        for session in sessions:
+            session.cancel()
+        await asyncio.gather(*sessions, return_exceptions=True)
+        await fleet.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Play:
-    """The sessions of a cell: what runs, who plays the model, and how the result is judged."""
+class _Case:
+    """How the sessions of one kind run in a harness: who plays the model, and who judges them."""
 
     adapter: Adapter
-    script: Callable[[ScriptedRequest], ScriptedReply]
+    policy: Callable[[], Script]
     verifier: Verifier
-    tasks: Mapping[str, Task]
 
 
-def _play(cell: Cell, draw: Draw) -> _Play:
-    seeds = range(draw.seed, draw.seed + draw.sessions)
+def _case(harness: str, kind: Kind) -> _Case:
+    if kind not in _DELEGATED:
+        return _Case(CASES[harness].adapter(), SeededPolicy, FunctionVerifier(Done()))
+    case = DELEGATIONS[harness]
+    return _Case(case.adapter, lambda: script(case), RegexAnswer("well"))
+
+
+def _task(cell: Cell, draw: Draw) -> Task:
+    name = f"{cell.harness}-{cell.seed}"
     if cell.kind in _DELEGATED:
-        case = DELEGATIONS[cell.harness]
-        named = {f"{cell.harness}-{seed}": Task(f"{cell.harness}-{seed}", TASK) for seed in seeds}
-        return _Play(case.adapter, script(case), RegexAnswer("well"), named)
-    works = {f"{cell.harness}-{s}": Work.drawn(cell.kind, s, draw.least, draw.most) for s in seeds}
-    tasks = {name: work.task(name) for name, work in works.items()}
-    adapter = CASES[cell.harness].adapter()
-    return _Play(adapter, SeededPolicy(), FunctionVerifier(Done()), tasks)
-
-
-async def _cell(cell: Cell, folder: Path, draw: Draw) -> Cell:
-    """Record the sessions of a cell, re-enter them, and return their sums."""
-    play = _play(cell, draw)
-    own = folder / cell.harness / cell.sandbox / cell.kind
-    own.mkdir(parents=True)
-    store = str(own / "bench.db")
-    settings = RolloutSettings(
-        own / "sessions", parallel=draw.parallel, timeout_s=draw.timeout_s, retries=0
-    )
-    with (
-        ScriptedEngine(folder / "model", play.script, max_model_len=1_000_000) as engine,
-        ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=folder / "model")) as proxy,
-        Reader(store) as reader,
-    ):
-        fleet = LocalFleet(_sandboxes(play.adapter, cell.sandbox), play.verifier)
-        async with Client(proxy.base_url) as client:
-            rollout = Rollout(client, play.adapter, fleet, settings)
-            try:
-                return await _measured(cell, rollout, play, engine, reader)
-            finally:
-                await fleet.close()
+        return Task(name, TASK)
+    return Work.drawn(cell.kind, cell.seed, draw.least, draw.most).task(name)
 
 
 def _sandboxes(adapter: Adapter, kind: str) -> SandboxProvider:
@@ -206,35 +150,47 @@ def _sandboxes(adapter: Adapter, kind: str) -> SandboxProvider:
     return SANDBOXES.get(kind)(adapter)
 
 
-async def _measured(
-    cell: Cell, rollout: Rollout, play: _Play, engine: ScriptedEngine, reader: Reader
+async def _session(
+    cell: Cell, case: _Case, fleet: LocalFleet, slots: asyncio.Semaphore, folder: Path, draw: Draw
 ) -> Cell:
-    results = await rollout.collect(map(Job, play.tasks.values()))
-    whole = {one.task_id: one for one in results if one.session_id and _is_done(one)}
-    problems = [f"not recorded: {_told(one)}" for one in results if one.task_id not in whole]
+    """Record a session and re-enter it, with an engine and a proxy of its own."""
+    own = folder / cell.harness / cell.sandbox / cell.kind / str(cell.seed)
+    model, store = folder / "model", str(own / "bench.db")
+    settings = RolloutSettings(
+        own / "sessions", parallel=draw.parallel, timeout_s=draw.timeout_s, retries=0
+    )
+    async with slots:
+        own.mkdir(parents=True)
+        with (
+            ScriptedEngine(model, case.policy(), max_model_len=1_000_000) as engine,
+            ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=model)) as proxy,
+            Reader(store) as reader,
+        ):
+            async with Client(proxy.base_url) as client:
+                rollout = Rollout(client, case.adapter, fleet, settings)
+                return await _re_entered(cell, rollout, _task(cell, draw), engine, reader)
+
+
+async def _re_entered(
+    cell: Cell, rollout: Rollout, task: Task, engine: ScriptedEngine, reader: Reader
+) -> Cell:
+    whole = await rollout.one(Job(task))
+    if whole.session_id is None or not _is_done(whole):
+        return replace(cell, problems=(f"not recorded: {_told(whole)}",))
+    branch = _branch(cell.kind, task.id, LoadedSession.load(reader, whole.session_id).calls)
+    if branch is None:
+        return replace(cell, problems=(f"not re-entered: {task.id} has no turn for it",))
     rules = {"replay": {"pace": "recorded" if cell.kind in _PACED else "instant"}}
-    jobs, branches = [], {}
-    for name in sorted(whole):
-        session = whole[name].session_id or ""
-        branch = _branch(cell.kind, name, LoadedSession.load(reader, session).calls)
-        if branch is None:
-            problems.append(f"not re-entered: {name} has no turn for it")
-            continue
-        branches[name] = branch
-        jobs.append(Job(play.tasks[name], None, rules, Origin(session, branch.id)))
     before = len(engine.requests)
-    again = await rollout.collect(jobs)
+    again = await rollout.one(Job(task, None, rules, Origin(whole.session_id, branch.id)))
     cell = replace(
         cell,
-        recorded=len(whole),
-        seconds=sum(whole[name].seconds for name in branches),
-        seconds_again=sum(one.seconds for one in again),
+        recorded=1,
+        seconds=whole.seconds,
+        seconds_again=again.seconds,
         asked=len(engine.requests) - before,
-        problems=tuple(problems),
     )
-    for result in again:
-        cell = _with_re_entry(cell, result, branches[result.task_id], reader)
-    return cell
+    return _with_re_entry(cell, again, branch, reader)
 
 
 def _branch(kind: Kind, name: str, calls: Sequence[CallRow]) -> CallRow | None:
@@ -250,11 +206,10 @@ def _branch(kind: Kind, name: str, calls: Sequence[CallRow]) -> CallRow | None:
 
 
 def _with_re_entry(cell: Cell, result: RolloutResult, branch: CallRow, reader: Reader) -> Cell:
-    """Return the sums with those of a re-entry that is over."""
+    """Return a recorded session's figures with those of its re-entry, which is over."""
     if result.session_id is None:
-        return replace(cell, problems=(*cell.problems, f"not re-entered: {_told(result)}"))
+        return replace(cell, problems=(f"not re-entered: {_told(result)}",))
     calls = LoadedSession.load(reader, result.session_id).calls
-    replayed = [call for call in calls if call.replayed_call_id is not None]
     noted = {call.id: {note.name: note.detail for note in call.notes} for call in calls}
     diverged = [notes["replay_diverged"] for notes in noted.values() if "replay_diverged" in notes]
     live = [call for call in calls if call.replayed_call_id is None]
@@ -264,26 +219,18 @@ def _with_re_entry(cell: Cell, result: RolloutResult, branch: CallRow, reader: R
     tokens = sum(call.sampled_tokens or 0 for call in live)
     cell = replace(
         cell,
-        replayed=cell.replayed + len(replayed),
+        replayed=len(calls) - len(live),
         asked=cell.asked - len(sampled),
-        conserved=cell.conserved + (audited.clean and audited.conservation.captured == tokens),
-        noise=dict(Counter(cell.noise) + Counter(_rules(noted.values()))),
+        conserved=int(audited.clean and audited.conservation.captured == tokens),
     )
     if diverged:
-        return replace(cell, stopped=(*cell.stopped, diverged[0]))
+        return replace(cell, stopped=(diverged[0],))
     if first is None or not _is_done(result):
-        turns = f"{len(replayed)} turns replayed, {len(live)} live"
-        return replace(cell, problems=(*cell.problems, f"silent: {turns}; {_told(result)}"))
+        turns = f"{cell.replayed} turns replayed, {len(live)} live"
+        return replace(cell, problems=(f"silent: {turns}; {_told(result)}",))
     was, now = (reader.prompt_token_ids(call.id) for call in (branch, first))
     equal = was is not None and now is not None and list(was) == list(now)
-    return replace(cell, entered=cell.entered + 1, equal=cell.equal + equal)
-
-
-def _rules(noted: Sequence[Mapping[str, str]] | Any) -> list[str]:
-    """Return the rules of noise that the notes of calls name, one for each place."""
-    details = [notes["replay_noise"] for notes in noted if "replay_noise" in notes]
-    places = [place.partition(": ")[2] for detail in details for place in detail.split("; ")]
-    return [rule for place in places for rule in place.split(", ")]
+    return replace(cell, entered=1, equal=int(equal))
 
 
 def _is_done(result: RolloutResult) -> bool:
@@ -292,30 +239,3 @@ def _is_done(result: RolloutResult) -> bool:
 
 def _told(result: RolloutResult) -> str:
     return f"{result.task_id}: {result.outcome}, {result.error or result.answer[-200:]!r}".strip()
-
-
-_HEADER: Final = """\
-| harness | sandbox | sessions | recorded | re-entered | stopped | first live prompt equal | \
-replayed turns | engine calls for them | tokens conserved | seconds recorded | again |
-|---|---|---|---|---|---|---|---|---|---|---|---|"""
-
-
-def markdown(report: Report) -> str:
-    """Return the report as a table, with the reasons and what fails below."""
-    lines = [_HEADER, *map(_row, report.cells)]
-    stopped = Counter((c.harness, str(c.kind), why) for c in report.cells for why in c.stopped)
-    if stopped:
-        lines += ["", "Stopped:"]
-        lines += [f"- {name} ({kind}), {n}: {why}" for (name, kind, why), n in stopped.items()]
-    if failures := report.failures():
-        lines += ["", "What fails:", *(f"- {failure}" for failure in failures)]
-    return "\n".join(lines) + "\n"
-
-
-def _row(cell: Cell) -> str:
-    shown = (
-        *(cell.harness, cell.sandbox, cell.kind, cell.recorded, cell.entered, len(cell.stopped)),
-        *(cell.equal, cell.replayed, cell.asked, cell.conserved),
-        *(f"{cell.seconds:.0f}", f"{cell.seconds_again:.0f}"),
-    )
-    return f"| {' | '.join(map(str, shown))} |"

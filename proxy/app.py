@@ -25,6 +25,7 @@ from bridle.proxy.session.registry import store_not_read
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.proxy.wire.in_flight import Held
+from bridle.proxy.wire.types import examine
 from bridle.store.errors import StoreUnavailable
 from bridle.web_pages import Refusal, refusal
 
@@ -64,6 +65,7 @@ class App:
         self.settings = settings
         self._dialects = served(settings.dialects)
         self._routes = Routes(self._dialects)
+        examine()
         self.services: Services | None = None
         self.refusal: str | None = None
         """The reason why the proxy did not start, if the user can correct it."""

@@ -121,6 +121,10 @@ class CallKind(StrEnum):
     UNKNOWN = "unknown"
 
 
+BESIDE: Final = frozenset({CallKind.SIDE, CallKind.COUNT, CallKind.COMPACTION, CallKind.SUBAGENT})
+"""The kinds of calls that are no steps of the agent's own conversation."""
+
+
 class BreakReason(StrEnum):
     """The reason why a call that continues another in meaning does not continue it in tokens."""
 

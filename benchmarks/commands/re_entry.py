@@ -27,12 +27,19 @@ def re_entry(
         list[Kind] | None,
         typer.Option("--kind", help="Kind of sessions; may be repeated. Default: `work`."),
     ] = None,
-    sessions: Annotated[int, typer.Option(min=1, help="Sessions per cell of the table.")] = 10,
+    sessions: Annotated[
+        int, typer.Option(min=0, help="Sessions per row of the table; 0 prints it as it is.")
+    ] = 10,
     least: Annotated[int, typer.Option(min=4, help="Fewest turns of a session.")] = 5,
     most: Annotated[int, typer.Option(min=4, help="Most turns of a session.")] = 30,
     seed: Annotated[int, typer.Option(help="Seed of the work and of the turns.")] = 0,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions that run at once.")] = 2,
-    table: Annotated[Path | None, typer.Option(help="Write the table here as Markdown.")] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="Add the sessions to this file, unless it has them, and print all of it."
+        ),
+    ] = None,
     speed: Annotated[
         bool,
         typer.Option(
@@ -46,7 +53,8 @@ def re_entry(
 
     Exit with 1 if a session goes wrong in silence, or a first live prompt is not the recorded one.
     """
-    from bridle.bench.re_entry import HARNESSES, Cell, Draw, bench_re_entry, markdown
+    from bridle.bench.re_entry import HARNESSES, Draw, bench_re_entry
+    from bridle.bench.re_entry_results import Cell, Report
 
     unknown = sorted(set(only or ()) - set(HARNESSES))
     if unknown:
@@ -59,25 +67,24 @@ def re_entry(
         return
 
     def progress(cell: Cell) -> None:
-        line = f"{cell.harness} {cell.sandbox} {cell.kind}: {cell.entered} of {cell.recorded}"
-        err.print(line)
+        outcome = "re-entered" if cell.entered else ", ".join((*cell.stopped, *cell.problems))
+        err.print(f"{cell.name}, seed {cell.seed}: {outcome}", highlight=False, markup=False)
 
-    report = asyncio.run(
+    report = Report() if results is None else Report.read(results)
+    asyncio.run(
         bench_re_entry(
             only or HARNESSES,
             sandbox or ("process",),
             kind or (Kind.WORK,),
             Draw(sessions, least, most, seed, parallel),
+            report,
             progress,
         )
     )
-    text = markdown(report)
-    if table is not None:
-        table.write_text(text, encoding="utf-8")
     if json:
-        print_json(report.as_data())
+        print_json([asdict(cell) for cell in report.cells()])
     else:
-        out.print(text)
+        out.print(report.markdown(), highlight=False, soft_wrap=True, markup=False)
     if report.failures():
         raise typer.Exit(1)
 

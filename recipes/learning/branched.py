@@ -1,8 +1,8 @@
 """A benchmark of groups of siblings on the sparse task of ten steps, with history in its prompts.
 
-Ten places lie in a row before the goal, and a session begins at one of them, drawn at random. In
-each of at most ten steps it chooses one of eight ways, of which one leads on. The only reward is 1
-for reaching the goal. A prompt has all steps before it, so that no two steps have the same prompt.
+Ten places lie in a row before the goal. The sessions of a group begin at one of them, drawn at
+random. In each of at most ten steps a session chooses one of eight ways, of which one leads on. The
+only reward is 1 for reaching the goal. A prompt has all steps before it, so that no two steps have the same prompt.
 The policy is a table with one row of logits for each place.
 
 A share of the groups re-enters earlier sessions: the steps before the branch are taken from the
@@ -199,10 +199,10 @@ def _begun(
 ) -> list[_Played]:
     """Return the sessions of a group before their first own step."""
     if branch is None:
-        starts = PLACES - 1 - rng.integers(0, settings.farthest, settings.group_size)
+        start = PLACES - 1 - int(rng.integers(settings.farthest))
         return [
-            _Played(f"{name}-{member}", int(start), [], 0, False)
-            for member, start in enumerate(starts)
+            _Played(f"{name}-{member}", start, [], 0, False)
+            for member in range(settings.group_size)
         ]
     origin, at = branch
     call = origin.id, f"{origin.id}/{at}"

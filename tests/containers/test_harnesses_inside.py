@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridle.bench.re_entry import Draw, bench_re_entry
+from bridle.bench.re_entry_results import Report
 from bridle.bench.seeded_policy import Kind
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough
 from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
@@ -63,9 +64,10 @@ async def test_a_harness_works_in_a_container_and_is_recorded_whole(
 
 
 async def test_a_session_in_a_container_is_re_entered() -> None:
-    report = await bench_re_entry(["codex"], ["container"], [Kind.WORK], Draw(1, 5, 6))
+    report = Report()
+    await bench_re_entry(["codex"], ["container"], [Kind.WORK], Draw(1, 5, 6), report)
     assert report.failures() == []
-    (cell,) = report.cells
+    (cell,) = report.measured
     assert (cell.entered, cell.equal) == (1, 1)
 
 

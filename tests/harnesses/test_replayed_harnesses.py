@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bridle.bench.re_entry import Cell, Draw, Report, bench_re_entry, markdown
+from bridle.bench.re_entry import Draw, bench_re_entry
+from bridle.bench.re_entry_results import Cell, Report
 from bridle.bench.re_entry_speed import measure
 from bridle.bench.seeded_policy import Kind, Work
 from bridle.bench.shell_policy import train_bench_tokenizer
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.recipes.models.tiny import TinyShape, make_policy
 
-WHOLE = Cell("codex", "process", Kind.WORK, recorded=20, entered=20, equal=20, conserved=20)
+WHOLE = Cell("codex", "process", Kind.WORK, 7, 20, recorded=20, entered=20, equal=20, conserved=20)
 
 
 @pytest.mark.replay
@@ -29,10 +30,11 @@ WHOLE = Cell("codex", "process", Kind.WORK, recorded=20, entered=20, equal=20, c
     ],
 )
 async def test_sessions_of_programs_are_re_entered(harness: str, sandbox: str, kind: Kind) -> None:
-    report = await bench_re_entry([harness], [sandbox], [kind], Draw(1, 5, 7, seed=1))
-    print(f"\n{markdown(report)}")
+    report = Report()
+    await bench_re_entry([harness], [sandbox], [kind], Draw(1, 5, 7, seed=1), report)
+    print(f"\n{report.markdown()}")
     assert report.failures() == []
-    (cell,) = report.cells
+    (cell,) = report.measured
     assert (cell.recorded, cell.entered + len(cell.stopped)) == (1, 1)
     assert kind is not Kind.WORK or cell.entered == 1
 
@@ -42,7 +44,7 @@ async def test_sessions_of_programs_are_re_entered(harness: str, sandbox: str, k
     [
         (WHOLE, None),
         (replace(WHOLE, entered=19, equal=19, stopped=("why",)), None),
-        (replace(WHOLE, entered=18, equal=18, stopped=("a", "b")), "18 of 20 sessions of foreg"),
+        (replace(WHOLE, entered=18, equal=18, stopped=("a", "b")), "18 of 20 sessions of work"),
         (replace(WHOLE, equal=19), "1 first live prompts differ"),
         (replace(WHOLE, asked=2), "2 engine calls for replayed turns"),
         (replace(WHOLE, conserved=19), "1 sessions lost tokens"),
@@ -50,12 +52,36 @@ async def test_sessions_of_programs_are_re_entered(harness: str, sandbox: str, k
     ],
 )
 def test_the_requirements_of_the_bench_fail_by_name(cell: Cell, failure: str | None) -> None:
-    report = Report(0, [cell])
+    report = Report()
+    report.add(cell)
     assert len(report.failures()) == (failure is not None)
     assert failure is None or failure in report.failures()[0]
-    assert markdown(report).count("codex") == 1 + len(cell.stopped) + len(
-        [one for one in report.failures() if "codex" in one]
-    )
+    assert all(line in report.markdown() for line in (*report.failures(), *cell.stopped))
+
+
+async def test_a_run_measures_what_the_file_does_not_have(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    timed = replace(WHOLE, seconds=4.0, seconds_again=3.0)
+    alone = Cell("codex", "process", Kind.WORK, 30, recorded=1, stopped=("why",), conserved=1)
+    silent = Cell("codex", "process", Kind.CUT, 30, recorded=1, problems=("silent: gone",))
+    for cell in (timed, alone, silent, replace(silent, recorded=0, seed=31)):
+        Report.read(file).add(cell)
+    report = Report.read(file)
+    assert report.measured == [timed, alone, silent]
+    assert report.missing("codex", "process", Kind.WORK, range(5, 32)) == [5, 6, 27, 28, 29, 31]
+    assert report.missing("codex", "forked", Kind.WORK, range(7, 9)) == [7, 8]
+    text = " ".join(report.markdown().splitlines())
+    assert "Of 21 sessions of work, 20 were re-entered and 1 stopped with a reason." in text
+    assert "Of 1 others, 0 were re-entered and 0 stopped with a reason. 1 ended otherwise." in text
+    assert "| codex | process | work | 21 | 20 | 1 | 20 | 0 | 0 | 21 | 0.75 |" in text
+    await bench_re_entry(["codex"], ["process"], [Kind.WORK], Draw(20, seed=7), report)
+    assert len(report.measured) == 3
+
+
+def test_the_table_on_the_page_is_that_of_the_committed_results() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    table = Report.read(docs / "results" / "re-entry.jsonl").markdown()
+    assert table in (docs / "re-entry.md").read_text(encoding="utf-8")
 
 
 def test_work_follows_from_its_task() -> None:

@@ -20,7 +20,7 @@ from bridle.run.config import GroupsConfig
 from bridle.run.groups import BranchedTask
 from bridle.store.call import CallRow
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallKind, CallStatus
+from bridle.store.records import BESIDE, CallKind, CallStatus
 from bridle.trainer.collection.branching import (
     BranchPoint,
     EndedSession,
@@ -29,7 +29,6 @@ from bridle.trainer.collection.branching import (
     is_branch,
 )
 
-_BESIDE: Final = frozenset({CallKind.SIDE, CallKind.COUNT, CallKind.COMPACTION, CallKind.SUBAGENT})
 _TRIES: Final = 8
 """Sessions that are looked at for one that has a call to branch at."""
 
@@ -98,7 +97,7 @@ class Branches:
         calls = [
             call
             for call in self._reader.calls(session.id)
-            if call.status is CallStatus.COMPLETE and call.kind not in _BESIDE
+            if call.status is CallStatus.COMPLETE and call.kind not in BESIDE
         ]
         first = calls[0].id if calls else None
         live = [call for call in calls if call.replayed_call_id is None]

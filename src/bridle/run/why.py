@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Any
 
 from bridle.diagnosis.values import LOST
 from bridle.diagnosis.why import Explanation, Tried, Value, explain
 from bridle.harnesses.client import Client, Origin
 from bridle.run.siblings import Entry, NotReentrant, Recording, Siblings
-from bridle.store.records import CallKind
+from bridle.store.records import BESIDE
 from bridle.store.reward import FindingMode, Reward, RewardKind
-
-_BESIDE: Final = frozenset({CallKind.SIDE, CallKind.COUNT, CallKind.COMPACTION, CallKind.SUBAGENT})
 
 
 def turns_of(recording: Recording) -> list[Mapping[str, Any]]:
     """Return the calls of a session after which its value is measured."""
-    return [call for call in recording.complete() if call.get("kind") not in _BESIDE]
+    return [call for call in recording.complete() if call.get("kind") not in BESIDE]
 
 
 def explained(

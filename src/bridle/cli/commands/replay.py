@@ -9,9 +9,8 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -28,34 +27,10 @@ from bridle.run.siblings.copies import why_no_copies
 from bridle.run.siblings.jobs import JobSiblings
 from bridle.run.siblings.served import proxy_before
 
-_NOTES: Final[Mapping[str, str]] = {
-    "replay_noise": "noise",
-    "replay_handle": "handle",
-    "replay_edited": "edited",
-    "replay_live": "live",
-    "replay_diverged": "diverged",
-}
-"""The words for a turn, by the name of the note on its call."""
-
-
-_DETAILED: Final = ("replay_noise", "replay_handle", "replay_edited", "replay_diverged")
+_WORDS: Final = ("noise", "handle", "edited", "live", "diverged")
+"""The words for a turn, after `replay_` in the names of the notes on its call."""
 _PARALLEL: Final = 4
 """Siblings of a command at a time."""
-
-
-class OnDivergence(StrEnum):
-    """The consequence of a request that differs from the recorded one."""
-
-    STOP = "stop"
-    LIVE = "live"
-    FAIL = "fail"
-
-
-class Pace(StrEnum):
-    """The time at which a recorded reply is sent."""
-
-    INSTANT = "instant"
-    RECORDED = "recorded"
 
 
 def replay(
@@ -93,19 +68,19 @@ def replay(
         ),
     ] = None,
     on_divergence: Annotated[
-        OnDivergence,
+        Literal["stop", "live", "fail"],
         typer.Option(
             help="When a request differs from its record: end the sibling, ask the engine, or end "
             "the sibling and the command with exit status 1."
         ),
-    ] = OnDivergence.STOP,
+    ] = "stop",
     pace: Annotated[
-        Pace,
+        Literal["instant", "recorded"],
         typer.Option(
             help="Send recorded replies at once, or as long after the first request as recorded, "
             "so that work in the background ends at the same turn."
         ),
-    ] = Pace.INSTANT,
+    ] = "instant",
     edit: Annotated[
         Path | None,
         typer.Option(
@@ -128,8 +103,8 @@ def replay(
             proxy, key = opened.enter_context(proxy_before(store, _served_by(engine)))
         recording = asyncio.run(recorded(proxy, key, session))
         branch_call = _branch(recording, branch)
-        stops = "live" if on_divergence is OnDivergence.LIVE else "stop"
-        rules = {"on_divergence": stops, "pace": pace.value, **_edits(edit)}
+        stops = "live" if on_divergence == "live" else "stop"
+        rules = {"on_divergence": stops, "pace": pace, **_edits(edit)}
         entry = Entry(
             Origin(recording.id, branch_call["id"]),
             rules if model is None else {**rules, "model": model},
@@ -145,7 +120,7 @@ def replay(
         )
         for sibling in opened.enter_context(closing(siblings.run(entry, samples))):
             diverged = asyncio.run(_show(proxy, key, sibling, turns))
-            if diverged and on_divergence is OnDivergence.FAIL:
+            if diverged and on_divergence == "fail":
                 raise typer.Exit(1)
             code = 1 if sibling.exit_code is None else sibling.exit_code
     raise typer.Exit(code)
@@ -187,18 +162,12 @@ def siblings_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _InTerminal:
+class _InTerminal(Siblings):
     """Starts a recorded command in its own folder, with this terminal, one sibling at a time."""
 
     proxy: str
     key: str | None
     command: RecordedCommand
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing: nothing outlives :meth:`run`."""
 
     def run(self, entry: Entry, count: int) -> Generator[Sibling]:
         os.chdir(self.command.folder)
@@ -246,10 +215,10 @@ def turn_line(call: Mapping[str, Any], turns: Mapping[str, int]) -> str:
     """
     noted = {note["name"]: note["detail"] for note in call["notes"]}
     then = turns.get(call["replayed_call_id"] or noted.get("replay_live", ""))
-    words = [_NOTES[name] for name in _NOTES if name in noted]
+    words = [word for word in _WORDS if f"replay_{word}" in noted]
+    details = [noted[f"replay_{word}"] for word in words if word != "live"]
     if call["replayed_call_id"] is not None:
         words = ["replayed", *(words or ["same"])]
-    details = [noted[name] for name in _DETAILED if name in noted]
     record = "" if then is None else f" (recorded turn {then})"
     return f"turn {call['turn']}{record}: {', '.join(words) or 'live'}" + "".join(
         f"; {detail}" for detail in details

@@ -22,7 +22,7 @@ from bridle.harnesses.environment import redirected
 from bridle.harnesses.run import launch_variables, seal_session
 from bridle.harnesses.started import REMOVED, how_started, installed_version, workspace_commit
 from bridle.run.siblings.copies import copied
-from bridle.run.siblings.recording import Entry, NotReentrant, Recording, Sibling
+from bridle.run.siblings.recording import Entry, NotReentrant, Recording, Sibling, Siblings
 
 CHECK = "check"
 """Name of the reward of a command that checks a sibling's work."""
@@ -98,7 +98,7 @@ class RecordedCommand:
         )
 
 
-class CommandSiblings:
+class CommandSiblings(Siblings):
     """Starts the command of a recorded session again, without a terminal."""
 
     def __init__(
@@ -122,12 +122,6 @@ class CommandSiblings:
         self._commit = commit
         self._running: set[subprocess.Popen[str]] = set()
         self._ending = threading.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing: nothing outlives :meth:`run`."""
 
     def run(self, entry: Entry, count: int) -> Generator[Sibling]:
         self._ending.clear()

@@ -16,10 +16,10 @@ from bridle.reconstruct.rewards import Aggregation
 from bridle.run.agents import first_tasks
 from bridle.run.config import RolloutConfig, permitted
 from bridle.run.rollouts import Rollouts, configured_fleet, configured_settings
-from bridle.run.siblings.recording import Entry, NotReentrant, Recording, Sibling
+from bridle.run.siblings.recording import Entry, NotReentrant, Recording, Sibling, Siblings
 
 
-class JobSiblings:
+class JobSiblings(Siblings):
     """Runs the job of a recorded session again."""
 
     def __init__(

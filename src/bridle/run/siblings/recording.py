@@ -79,9 +79,11 @@ class Sibling:
 class Siblings(Protocol):
     """A runner of re-entries of one recorded session. It is a context manager."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        """Do nothing, unless something outlives :meth:`run`."""
 
     def run(self, entry: Entry, count: int) -> Generator[Sibling]:
         """Run ``count`` re-entries, and yield each when it is over.
