@@ -170,7 +170,7 @@ class Solving:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("agent", "reward"),
-    [("mini-swe-agent", 1.0), ("codex", 1.0), ("claude-code", 1.0), ("mini-swe-agent", 0.0)],
+    [("codex", 1.0), ("mini-swe-agent", 1.0), ("claude-code", 1.0), ("mini-swe-agent", 0.0)],
 )
 @pytest.mark.sampled(4)
 def test_a_harness_that_runs_the_solution_gets_what_the_oracle_gets(
