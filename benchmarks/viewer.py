@@ -141,7 +141,7 @@ def _viewer(store: Path) -> Iterator[httpx.Client]:
             viewer.terminate()
 
 
-def examples(client: httpx.Client) -> tuple[str, str, str]:
+def examples(client: Any) -> tuple[str, str, str]:
     """Return the addresses of the pages of a session, of a run and of a group."""
     return (
         linked(client, "/sessions?order=newest&reverse=true", "/sessions/"),
@@ -187,7 +187,7 @@ def _addresses(client: httpx.Client, long: str) -> dict[str, dict[str, str]]:
     }
 
 
-def linked(client: httpx.Client, listing: str, below: str, *, last: bool = False) -> str:
+def linked(client: Any, listing: str, below: str, *, last: bool = False) -> str:
     """Return the first or last address below ``below`` to which a list links."""
     text = client.get(listing).raise_for_status().text
     part = text.rpartition(f'href="{below}')[2] if last else text.split(f'href="{below}', 1)[1]

@@ -151,6 +151,6 @@ class Digester:
 
     def _ready(self, connection: Connection, session_ids: list[str]) -> list[str]:
         """Return the sealed sessions among these. Those with a running call are postponed."""
-        found = dict(connection.execute(_READY, {"sessions": session_ids}).all())
-        self._postponed.update(session_id for session_id, runs in found.items() if runs)
-        return [session_id for session_id, runs in found.items() if not runs]
+        found = connection.execute(_READY, {"sessions": session_ids}).all()
+        self._postponed.update(session_id for session_id, runs in found if runs)
+        return [session_id for session_id, runs in found if not runs]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import trl
+from transformers import AutoTokenizer
 
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
@@ -17,7 +19,7 @@ from bridle.reconstruct.exports.selection import ExportReport, Selection
 from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.config import OptimizerConfig, SftConfig
 from bridle.trainer.policy.model import load_policy
-from bridle.trainer.sft.preference import train_preferences
+from bridle.trainer.sft.preference import ends_of_turn, train_preferences, up_to_end
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 ASKED = {"role": "user", "content": "Where is the lamp?"}
@@ -148,7 +150,12 @@ def test_pairs_of_replies_of_sessions_and_all_pairs(
 
 @pytest.mark.parametrize(("loss", "form"), [("dpo", "preference"), ("kto", "preference-labels")])
 def test_trl_trains_them_unchanged(
-    reader: Any, play: Callable[..., Any], tmp_path: Path, loss: Any, form: str
+    reader: Any,
+    play: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loss: Any,
+    form: str,
 ) -> None:
     torch.set_num_threads(1)
     policy = tmp_path / "policy"
@@ -161,6 +168,15 @@ def test_trl_trains_them_unchanged(
     config = SftConfig(
         loss=loss, epochs=3, batch_size=4, optimizer=OptimizerConfig(learning_rate=0.01)
     )
+    trainer = {"dpo": trl.DPOTrainer, "kto": trl.KTOTrainer}[loss]
+    trained: list[dict[str, Any]] = []
+    train = trainer.train
+
+    def watched(self: Any) -> Any:
+        trained.extend(self.train_dataset)
+        return train(self)
+
+    monkeypatch.setattr(trainer, "train", watched)
     figures = train_preferences(policy, found, tmp_path / "tuned", config)
     assert figures.updates == 3
     assert figures.last_loss < figures.first_loss
@@ -170,3 +186,17 @@ def test_trl_trains_them_unchanged(
         for one, other in zip(before.parameters(), after.parameters(), strict=True)
     ]
     assert all(moved)
+    end = AutoTokenizer.from_pretrained(policy).eos_token_id
+    sides = ("chosen_ids", "rejected_ids", "completion_ids", "KL_completion_ids")
+    replies = [row[side] for row in trained for side in sides if side in row]
+    assert replies
+    assert all(one[-1] == end and end not in one[:-1] for one in replies), "and no line break"
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [([5, 2, 7], [5, 2]), ([5, 3, 6, 2, 7, 7], [5, 3, 6, 2]), ([5, 6], [5, 6]), ([], [])],
+)
+def test_a_reply_is_trained_up_to_its_last_end_of_turn(ids: list[int], expected: list[int]) -> None:
+    assert up_to_end(ids, ends_of_turn(2, [3, 2])) == expected
+    assert up_to_end(ids, ends_of_turn(None, None)) == ids

@@ -7,7 +7,10 @@ et al. 2023, arXiv 2305.18290), KTO (Ethayarajh et al. 2024, arXiv 2402.01306).
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,20 +76,46 @@ def train_preferences(
         config.loss
     ]
     lora = config.lora
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(policy)
     trainer = make_trainer(
-        model=AutoModelForCausalLM.from_pretrained(policy, dtype="float32"),
+        model=model,
         args=make_config(output_dir=str(output), **_arguments(config)),
         train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(policy),
+        processing_class=tokenizer,
         peft_config=LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear")
         if lora.rank
         else None,
     )
+    ends = ends_of_turn(tokenizer.eos_token_id, model.generation_config.eos_token_id)
+    trainer.train_dataset = trainer.train_dataset.map(partial(_sampled, ends=ends))
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
     save_policy(model.merge_and_unload() if lora.rank else model, output, policy)
     losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
     return PreferenceFigures(len(rows), trainer.state.global_step, losses[0], losses[-1])
+
+
+def ends_of_turn(*stated: int | list[int] | None) -> frozenset[int]:
+    """Return the ids that end a reply, from those that a tokenizer and a model state."""
+    given = [each if isinstance(each, list) else [each] for each in stated if each is not None]
+    return frozenset(chain.from_iterable(given))
+
+
+def up_to_end(ids: Sequence[int], ends: Collection[int]) -> list[int]:
+    """Return the ids of a reply up to the last of ``ends``, or all if there is none.
+
+    A chat template may write more, such as a line break. No policy samples it, so that its gradient
+    is larger than that of the reply.
+    """
+    last = max((at for at, each in enumerate(ids) if each in ends), default=len(ids) - 1)
+    return list(ids[: last + 1])
+
+
+def _sampled(row: Mapping[str, Any], ends: Collection[int]) -> dict[str, list[int]]:
+    """Return the replies of a row that TRL has tokenised, without what follows them."""
+    sides = ("chosen_ids", "rejected_ids", "completion_ids", "KL_completion_ids")
+    return {side: up_to_end(row[side], ends) for side in sides if side in row}
 
 
 def _arguments(config: SftConfig) -> dict[str, Any]:
