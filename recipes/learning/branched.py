@@ -2,8 +2,8 @@
 
 Ten places lie in a row before the goal. The sessions of a group begin at one of them, drawn at
 random. In each of at most ten steps a session chooses one of eight ways, of which one leads on. The
-only reward is 1 for reaching the goal. A prompt has all steps before it, so that no two steps have the same prompt.
-The policy is a table with one row of logits for each place.
+only reward is 1 for reaching the goal. A prompt has all steps before it, so that no two steps have
+the same prompt. The policy is a table with one row of logits for each place.
 
 A share of the groups re-enters earlier sessions: the steps before the branch are taken from the
 record, and cost no sampled token. The figure is the number of *sampled* tokens until the goal.
