@@ -123,7 +123,7 @@ async def _measured(cells: Sequence[Cell], folder: Path, draw: Draw) -> AsyncGen
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """How the sessions of one kind run in a harness: who plays the model, and who judges them."""
+    """The parts of a harness's sessions of one kind: who plays the model, and who judges them."""
 
     adapter: Adapter
     policy: Callable[[], Script]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -142,19 +142,14 @@ def _row(cell: Cell) -> str:
     return f"| {' | '.join(map(str, shown))} |"
 
 
-def _in_words(measured: Iterable[Cell]) -> str:
-    work, others = Counter[str](), Counter[str]()
-    for cell in measured:
-        sums = work if cell.kind is Kind.WORK else others
-        for name, number in (("all", cell.sessions), ("entered", cell.entered)):
-            sums[name] += number
-        sums["stopped"] += len(cell.stopped)
-        sums["problems"] += len(cell.problems)
-    wrong = work["problems"] + others["problems"]
-    text = (
-        f"Of {work['all']} sessions of work, {work['entered']} were re-entered and "
-        f"{work['stopped']} stopped with a reason. Of {others['all']} others, "
-        f"{others['entered']} were re-entered and {others['stopped']} stopped with a reason. "
-        f"{wrong or 'None'} ended otherwise."
+def _in_words(measured: Sequence[Cell]) -> str:
+    work = [cell for cell in measured if cell.kind is Kind.WORK]
+    others = [cell for cell in measured if cell.kind is not Kind.WORK]
+    ends = (
+        f"Of {sum(one.sessions for one in cells)} {name}, {sum(one.entered for one in cells)} were "
+        f"re-entered and {sum(len(one.stopped) for one in cells)} stopped with a reason."
+        for name, cells in (("sessions of work", work), ("others", others))
     )
+    wrong = sum(len(one.problems) for one in measured)
+    text = f"{' '.join(ends)} {wrong or 'None'} ended otherwise."
     return textwrap.fill(text, 100, break_on_hyphens=False)

@@ -1,10 +1,11 @@
-"""A recorded session, the re-entries of it, and the protocol of what runs them."""
+"""A recorded session, the re-entries of it, and the base of what runs them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from bridle.errors import BridleError
 from bridle.harnesses.client import Client, Origin
@@ -76,15 +77,16 @@ class Sibling:
     """The reason why it ended without a result."""
 
 
-class Siblings(Protocol):
+class Siblings(ABC):
     """A runner of re-entries of one recorded session. It is a context manager."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Do nothing, unless something outlives :meth:`run`."""
+    def __exit__(self, *error: object) -> None:  # noqa: B027 - most have nothing to end
+        """End what outlives :meth:`run`."""
 
+    @abstractmethod
     def run(self, entry: Entry, count: int) -> Generator[Sibling]:
         """Run ``count`` re-entries, and yield each when it is over.
 
