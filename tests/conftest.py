@@ -21,7 +21,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -68,6 +68,9 @@ AUDITED = (
 )
 """Rooms whose tests record what holds together unless they are marked ``damages_store``."""
 
+CASES = 4
+"""The cases that .ci/run takes of a test with more of them."""
+
 WARM = Path(__file__).with_name("warm")
 
 BEYOND_THE_RECORDER = {
@@ -103,12 +106,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _selected(config: pytest.Config) -> list[str]:
+    """The marks for which tests are selected with ``-m``; none in the default suite."""
+    return re.findall(r"(?<!not )\b(?!not\b|and\b|or\b)\w+", config.option.markexpr)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files that have none of the marks for which tests are selected with ``-m``.
 
     Importing every file takes longer than most of the targets' tests.
     """
-    names = re.findall(r"(?<!not )\b(?!not\b|and\b|or\b)\w+", config.option.markexpr)
+    names = _selected(config)
     if not names or not collection_path.name.startswith("test_"):
         return None
     marked = re.compile(rf"mark\.({'|'.join(names)})\b")
@@ -119,23 +127,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where ``BRIDLE_SAMPLE`` is set, keep each nth case of a test that is marked ``sampled(n)``.
+    """Keep each nth case of a test that is marked ``sampled(n)``, if ``BRIDLE_SAMPLE`` is set.
 
-    The first case is kept, and none of ``sampled(0)``.
+    Of every other test of the default suite, about ``CASES`` are kept, spread over all. The first
+    case is always kept, but ``sampled(0)`` leaves a test out.
     """
     if not os.environ.get("BRIDLE_SAMPLE"):
         return
-    seen: Counter[str] = Counter()
-    left: list[pytest.Item] = []
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("sampled")
-        each, name = mark.args[0] if mark else 1, item.nodeid.partition("[")[0]
-        if not each or seen[name] % each:
-            left.append(item)
-        seen[name] += 1
-    config.hook.pytest_deselected(items=left)
-    gone = set(left)
-    items[:] = [item for item in items if item not in gone]
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept: set[pytest.Item] = set()
+    for given in cases.values():
+        mark = given[0].get_closest_marker("sampled")
+        each = mark.args[0] if mark else 1 if _selected(config) else -(-len(given) // CASES)
+        kept.update(given[::each] if each else ())
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.hookimpl(wrapper=True)
