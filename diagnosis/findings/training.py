@@ -19,6 +19,8 @@ from bridle.diagnosis.findings.finding import (
 )
 from bridle.store.schema.accounts import HELD_OUT
 
+ROUNDING: Final = 1e-4
+"""A gap in nats below which engine and trainer differ by rounding alone."""
 LARGEST_GAP: Final = 0.05
 """The mean |engine logprob − trainer logprob| in nats above which the weights are taken to differ.
 Equal weights in other kernels and precisions differ by 0.001 to 0.02."""
@@ -290,7 +292,7 @@ def growing_gap(facts: Facts) -> Finding | None:
         return None
     third = len(gaps) // 3
     before, after = fmean(gaps[:third]), fmean(gaps[-third:])
-    if after < 2 * before or after > LARGEST_GAP:
+    if after < max(2 * before, ROUNDING) or after > LARGEST_GAP:
         return None
     return Finding(
         "gap_grows",

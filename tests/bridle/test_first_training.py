@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "first-training.md"
 
 
 @pytest.mark.loop
+@pytest.mark.timeout(480)
 def test_a_newcomer_records_looks_trains_and_looks(tmp_path: Path) -> None:
     ports = {"8000": str(free_port()), "8484": str(free_port())}
     typed = re.sub("8000|8484", lambda port: ports[port[0]], PAGE.read_text(encoding="utf-8"))
@@ -49,13 +50,13 @@ def test_a_newcomer_records_looks_trains_and_looks(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=420,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Which number comes after 41?" in done.stdout
     report = json.loads((tmp_path / "first/runs/first/report.json").read_text())
-    assert report["steps"] == 8
+    assert report["steps"] == 12
     assert report["run"]["name"] == "first"
     assert report["run"]["config"]["policy"]["model"] == "tiny"
     first, *_, last = report["reward_by_step"]
