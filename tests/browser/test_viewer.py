@@ -298,6 +298,7 @@ def test_a_fate_leads_to_its_sessions(served: Any, page: Any) -> None:
     expect(page.locator("[data-line]")).to_have_count(11)
     page.goto(f"{served.url}/runs/run_gallery1")
     page.locator("select[name=compare]").select_option("run_gallery2")
+    expect(page).to_have_url(re.compile("compare=run_gallery2"))
     chart = page.locator("figure").filter(has_text="Reward, mean")
     expect(chart.locator("canvas")).to_be_visible()
     last = chart.locator("b").inner_text()

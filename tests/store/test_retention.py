@@ -95,7 +95,7 @@ def test_sums_that_are_being_written_keep_no_session(url, writer, calls):
     mine, theirs = connect(url), connect(url, writes=True)
     with ThreadPoolExecutor(1) as thread:
         with transaction(theirs) as connection:
-            summarize(connection, made.id)
+            summarize(connection, [made.id])
             forgetting = thread.submit(forget, mine, [made.id])
             time.sleep(0.5)  # it waits for this transaction
             assert not forgetting.done()
