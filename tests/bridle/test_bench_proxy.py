@@ -19,6 +19,7 @@ from support.processes import until
 pytestmark = pytest.mark.loop
 
 
+@pytest.mark.sampled(0)
 def test_the_report_has_the_promised_keys_and_nothing_is_lost() -> None:
     given = ["--runs", "1", "--seconds", "0.2", "--case", "c1", "--case", "s64", "--json"]
     found = CliRunner().invoke(app, ["bench", "proxy", *given])

@@ -72,6 +72,7 @@ def test_a_teacher_is_asked_for_its_models_first() -> None:
 
 @pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
+@pytest.mark.sampled(0)
 def test_sessions_are_taught_live_and_from_recordings_alike(
     training_arguments: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

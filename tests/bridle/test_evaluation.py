@@ -66,6 +66,7 @@ def arguments(training_arguments: Callable[..., list[str]], tmp_path: Path) -> l
     return [*given, "--steps", "2", "--set", "agent.parallel=1", "--set", "tasks.split=train"]
 
 
+@pytest.mark.sampled(0)
 def test_weights_are_the_same_with_evaluation_on_and_off(
     arguments: list[str], tmp_path: Path
 ) -> None:

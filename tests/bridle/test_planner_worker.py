@@ -216,6 +216,7 @@ def test_a_step_trains_both_roles_with_per_role_credit(begun: Path, tmp_path: Pa
 
 @pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
+@pytest.mark.sampled(0)
 def test_each_role_trains_a_policy_of_its_own_and_goes_on(begun: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     own = ("--set", f"policies.worker.model={begun}")

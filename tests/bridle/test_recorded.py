@@ -96,6 +96,7 @@ def test_sessions_rewarded_late_give_the_weights_of_the_same_sessions_trained_li
     assert [value for name, value in metrics if name == "sessions/collected"] == [32, 32]
 
 
+@pytest.mark.sampled(0)
 def test_a_selection_in_sql_takes_what_it_says_and_resumes_without_training_twice(
     live: Path, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_resumed_training_replays_the_sessions_that_it_would_have_replayed(
     assert collected == [16] * 4, "replayed sessions are not the step's"
 
 
+@pytest.mark.sampled(0)
 def test_sessions_of_other_weights_are_refused_unless_they_are_asked_for(
     live: Path, tmp_path: Path
 ) -> None:

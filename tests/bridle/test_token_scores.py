@@ -132,6 +132,7 @@ def test_damaged_scores_are_named(
             export_parquet(reader, tmp_path / "tokens.parquet", Selection(facts=True))
 
 
+@pytest.mark.sampled(0)
 def test_a_run_may_keep_no_scores(
     training_arguments: Callable[..., list[str]], tmp_path: Path
 ) -> None:

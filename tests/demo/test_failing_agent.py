@@ -18,6 +18,7 @@ from bridle.recipes.demo.stages import NothingRecorded
 SETTINGS = dataclasses.replace(DemoSettings(), first_sessions=2, parallel=2)
 
 
+@pytest.mark.sampled(0)
 def test_an_agent_that_fails_in_every_session_ends_the_demo_each_time(tmp_path: Path) -> None:
     course = Shop()
     course.script = tmp_path / "agent.py"

@@ -26,6 +26,7 @@ def policy(directory: Path, seed: int) -> Path:
     return directory
 
 
+@pytest.mark.sampled(0)
 def test_each_stage_has_them_serve_its_own_weights_under_their_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def gradients(model):
 
 
 @pytest.mark.loop
+@pytest.mark.sampled(0)
 def test_another_device_trains_the_same_and_no_step_mixes_devices(tmp_path):
     script = Path(__file__).parent / "second_device.py"
     done = subprocess.run(
