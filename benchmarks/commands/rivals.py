@@ -13,6 +13,11 @@ from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import require
 
 
+class RivalClient(StrEnum):
+    OWN = "own"
+    AIPERF = "aiperf"
+
+
 class RivalEngine(StrEnum):
     SCRIPTED = "scripted"
     VLLM = "vllm"
@@ -34,6 +39,9 @@ def rivals(
         Path | None,
         typer.Option(help="vLLM's model directory. Default: one small layer, a real tokenizer."),
     ] = None,
+    client: Annotated[
+        RivalClient, typer.Option(help="The program that leads the sessions: ours, or AIPerf.")
+    ] = RivalClient.OWN,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every arm.")] = 5,
     scale: Annotated[
         float, typer.Option(min=0.001, help="Length of prompts and replies; 1 is as recorded.")
@@ -48,6 +56,7 @@ def rivals(
 ) -> None:
     """Compare Bridle with other proxies: throughput kept, first token, memory, and the record."""
     require("torch", "train", "this bench makes a small tokenizer with the trainer")
+    from bridle.bench.rivals.aiperf_load import INSTALL, PROGRAM
     from bridle.bench.rivals.arms import ARMS, DIRECT, PRIMED
     from bridle.bench.rivals.measure import LONG, RECORDED, Plan, measure
     from bridle.bench.rivals.page import page, summary
@@ -56,6 +65,8 @@ def rivals(
         names = [one.name for one in known]
         if unknown := sorted(set(given or ()) - set(names)):
             fail(f"there is no {unknown[0]}; there are {', '.join(names)}", 2)
+    if client is RivalClient.AIPERF and not PROGRAM.exists():
+        fail(f"AIPerf is not installed: {INSTALL}", 2)
     on_vllm = engine is RivalEngine.VLLM
     usual = LONG if on_vllm else RECORDED
     loads = [one for one in (*RECORDED, *LONG) if one.name in workload] if workload else usual
@@ -71,6 +82,7 @@ def rivals(
         rounds=rounds,
         gap_ms=gap_ms,
         model=model,
+        client="own" if client is RivalClient.OWN else "aiperf",
     )
     with err.status("Starting.") as status:
         report = measure(plan, progress=status.update)

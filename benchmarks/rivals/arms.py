@@ -312,7 +312,8 @@ ARMS: Final = (
     ),
     Arm(
         "litellm",
-        "LiteLLM's proxy, one worker; a custom logger writes each response to a file",
+        "LiteLLM's proxy, one worker; a custom logger writes each response to a file; what LiteLLM "
+        "hands to a logger has no token ids",
         _litellm,
         health="/health/liveliness",
         distribution="litellm",

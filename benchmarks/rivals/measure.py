@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -19,6 +19,8 @@ from typing import Any, Final, Literal
 import orjson
 
 from bridle.bench.proxy import pinned
+from bridle.bench.rivals.aiperf_load import AiperfFailed, aiperf_version
+from bridle.bench.rivals.aiperf_load import lead as lead_with_aiperf
 from bridle.bench.rivals.arms import (
     DIRECT,
     INSTALL,
@@ -76,11 +78,12 @@ RECORDED: Final = (
 """``agent`` has the shape of recorded coding agents: 31 turns with the whole history in each, whose
 median request is of 99,000 tokens and whose reply is of 458."""
 LONG: Final = tuple(
-    Workload(f"long{count}", count, 1, 12, opening=100_000, growth=256, reply=32)
+    Workload(f"long{count}", count, 1, 31, opening=100_000, growth=256, reply=32)
     for count in (1, 8)
 )
-"""Sessions that begin with 100,000 tokens and grow little, as late turns of agents do. An engine's
-prefix cache leaves it only what a request costs beside the model."""
+"""Sessions of as many turns as those of ``agent``. They begin with 100,000 tokens and grow little, as
+late turns of agents do. An engine's prefix cache leaves it only what a request costs beside the
+model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Plan:
     gap_ms: float
     model: Path | None = None
     """The model's directory; ``None`` for the engine's own small one."""
+    client: Literal["own", "aiperf"] = "own"
+    """The program that leads the sessions: ``sessions`` or AIPerf."""
 
 
 @dataclass
@@ -114,6 +119,8 @@ def measure(plan: Plan, progress: Callable[[str], None] = lambda _: None) -> dic
         "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
         "python": platform.python_version(),
         "engine": plan.engine,
+        "client": plan.client,
+        "client_version": aiperf_version() if plan.client == "aiperf" else "",
         "model": None if plan.model is None else plan.model.name,
         "gap_ms": plan.gap_ms,
         "rounds": plan.rounds,
@@ -166,14 +173,15 @@ def _measure_workload(
                 continue
             serving[arm.name] = served
             # The first calls of a process load what later ones find loaded.
-            _lead(workload, serving[arm.name], f"warm-{arm.name}", load_core, plan, turns=2)
+            warming = _load(workload, serving[arm.name], f"warm-{arm.name}", plan)
+            _lead(replace(warming, concurrency=1, sessions=1, turns=2), load_core)
         arms = [arm for arm in arms if arm.name in serving]
         for number in range(plan.rounds):
             for arm in _rotated(arms, number):
                 progress(f"{workload.name}, round {number + 1} of {plan.rounds}: {arm.name}")
                 name = f"{workload.name}-{number}-{arm.name}"
                 with _watched(serving[arm.name]):
-                    times = _lead(workload, serving[arm.name], name, load_core, plan)
+                    times = _lead_all(workload, serving[arm.name], name, load_core, plan, folder)
                 figures[arm.name].times.append(times)
         for arm in arms:
             figures[arm.name].rss_mb = serving[arm.name].peak_rss_mb
@@ -260,27 +268,38 @@ def _tokenizer(directory: Path) -> Path:
     return directory
 
 
-def _lead(
-    workload: Workload,
-    target: Running,
-    name: str,
-    core: int | None,
-    plan: Plan,
-    turns: int | None = None,
+def _lead_all(
+    workload: Workload, target: Running, name: str, core: int | None, plan: Plan, folder: Path
 ) -> SessionTimes:
-    """Lead the workload's sessions; only one, of so many ``turns``, to warm up."""
+    """Lead the workload's sessions with the plan's client."""
+    load = _load(workload, target, name, plan)
+    if plan.client == "own":
+        return _lead(load, core)
+    try:
+        # Its tokenizer counts nothing here, and the genuine one is in a form that it can read.
+        return lead_with_aiperf(load, plan.model or long_policy(), folder / name, pinned(core))
+    except AiperfFailed as failure:
+        return SessionTimes(
+            failed=load.concurrency * load.sessions * load.turns, error=f"{failure}"
+        )
+
+
+def _load(workload: Workload, target: Running, name: str, plan: Plan) -> SessionLoad:
     fields = {"max_tokens": workload.reply}
-    load = SessionLoad(
+    return SessionLoad(
         url=target.url,
         model=MODEL,
         name=name,
-        concurrency=workload.concurrency if turns is None else 1,
-        sessions=workload.sessions if turns is None else 1,
-        turns=turns or workload.turns,
+        concurrency=workload.concurrency,
+        sessions=workload.sessions,
+        turns=workload.turns,
         opening=workload.opening * _CHARACTERS,
         growth=workload.growth * _CHARACTERS,
         fields=fields if plan.engine == "scripted" else {**fields, "ignore_eos": True},
     )
+
+
+def _lead(load: SessionLoad, core: int | None) -> SessionTimes:
     done = subprocess.run(
         [sys.executable, "-m", "bridle.bench.rivals.sessions"],
         input=orjson.dumps(asdict(load)),

@@ -1,7 +1,7 @@
 """The figures of ``bridle bench rivals`` as a page and on the terminal.
 
-The page has a part for each engine: proxies in front of the scripted one, and then vLLM. A report
-replaces the part of its own engine and leaves the other as it is.
+The page has a part for each engine and client: proxies in front of the scripted engine, the same
+led by AIPerf, and then vLLM. A report replaces its own part and leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -34,6 +34,23 @@ The engine is scripted, and its tokens are {gap_ms:g} ms apart.
   sampled token ids. The ids follow from the reply's text, so the record is checked token for token.
 
 """
+_AIPERF: Final = "## Led by AIPerf"
+_AIPERF_HEAD: Final = (
+    _AIPERF
+    + """
+
+The same sessions, led by NVIDIA's AIPerf {client_version}, whose own figures these are, {rounds}
+rounds. Made on {date}, on {cores} cores ({processor}) with Python {python}, by
+
+```console
+{command}
+```
+
+AIPerf shares the engine's core if there are two, so that it is slower than the load above, and a
+proxy costs less beside it. It gives no session a URL of its own: all sessions of a round share one.
+
+"""
+)
 _VLLM: Final = "## Through vLLM"
 _VLLM_HEAD: Final = (
     _VLLM
@@ -67,15 +84,31 @@ _VLLM_COLUMNS: Final = (
 )
 
 
+_PARTS: Final = {"": _HEAD, _AIPERF: _AIPERF_HEAD, _VLLM: _VLLM_HEAD}
+"""The head of each part by its heading, in their order on the page."""
+
+
 def page(report: Mapping[str, Any], earlier: str = "") -> str:
     """Return the report of :func:`bridle.bench.rivals.measure.measure` as Markdown.
 
-    ``earlier`` is the page as it was; its part on the other engine stays.
+    ``earlier`` is the page as it was; its other parts stay.
     """
-    scripted, mark, vllm = earlier.partition(f"\n{_VLLM}\n")
-    if report["engine"] == "scripted":
-        return _part(_HEAD, report) + mark + vllm
-    return f"{scripted.rstrip()}\n\n{_part(_VLLM_HEAD, report)}".lstrip()
+    parts = dict.fromkeys(_PARTS, "")
+    rest = earlier
+    for name in reversed(_PARTS):
+        before, mark, own = rest.partition(f"{name}\n") if name else ("", "", rest)
+        parts[name] = mark + own
+        rest = before if mark or not name else rest
+    own_name = _name(report)
+    parts[own_name] = _part(_PARTS[own_name], report)
+    return "\n\n".join(part.strip() for part in parts.values() if part.strip()) + "\n"
+
+
+def _name(report: Mapping[str, Any]) -> str:
+    """Return the heading of the report's part of the page."""
+    if report["engine"] == "vllm":
+        return _VLLM
+    return _AIPERF if report["client"] == "aiperf" else ""
 
 
 def _part(head: str, report: Mapping[str, Any]) -> str:
@@ -88,6 +121,7 @@ def _part(head: str, report: Mapping[str, Any]) -> str:
         python=report["python"],
         command=shlex.join(["bridle", *sys.argv[1:]]),
         gap_ms=report["gap_ms"],
+        client_version=report["client_version"],
         model=_SMALL if report["model"] is None else f" ({report['model']})",
     )
     return filled + _arms(report) + _tables(report)
@@ -95,8 +129,9 @@ def _part(head: str, report: Mapping[str, Any]) -> str:
 
 def _tables(report: Mapping[str, Any]) -> str:
     on_vllm = report["engine"] == "vllm"
+    mark = "###" if _name(report) else "##"
     loads = report["workloads"].items()
-    return "".join(_table(name, workload, on_vllm) for name, workload in loads)
+    return "".join(f"\n{mark} {name}\n\n" + _table(load, on_vllm) for name, load in loads)
 
 
 def _arms(report: Mapping[str, Any]) -> str:
@@ -108,11 +143,10 @@ def _arms(report: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def _table(name: str, workload: Mapping[str, Any], on_vllm: bool) -> str:
+def _table(workload: Mapping[str, Any], on_vllm: bool) -> str:
     p50, p99 = workload["input_tokens"]
     at_a_time, turns = workload["concurrency"], workload["turns"]
     return (
-        f"\n{'###' if on_vllm else '##'} {name}\n\n"
         f"{at_a_time} session{'s' * (at_a_time > 1)} at a time, of {turns} "
         f"call{'s' * (turns > 1)} each; about {p50:,} tokens in a median request "
         f"({p99:,} in the largest), {workload['reply']} in a reply.\n\n"
