@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.trainer.batch import flex
 from bridle.trainer.batch.blocks import block_attention, plan_blocks
 from bridle.trainer.batch.flex import BLOCK, flex_tree_attention, plan_mask
 from bridle.trainer.config import ComputeConfig, PackingConfig
@@ -76,6 +77,17 @@ def test_the_result_is_that_of_the_blocks(size):
     query, key, value = (each.detach() for each in states(size, "cpu", torch.float32))
     found = flex_tree_attention(query, key, value, plan_mask(parents, "cpu", torch.float32), 0.3)
     expected = block_attention(query, key, value, plan_blocks(parents, 64), 0.3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_capped_scores_can_be_compiled_as_on_a_gpu(monkeypatch):
+    parents = forest(BLOCK, 0)
+    query, key, value = states(BLOCK, "cpu", torch.float32)
+    rest = (plan_mask(parents, "cpu", torch.float32), 0.3, 1.5)
+    expected = flex_tree_attention(query, key, value, *rest)
+    monkeypatch.setattr(flex, "flex_attention", flex._compiled())
+    found = flex_tree_attention(query, key, value, *rest)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

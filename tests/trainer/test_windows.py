@@ -249,18 +249,25 @@ def test_flex_computes_windows_as_the_blocks_do(softcap, has_sinks, window):
 def test_a_gpus_trees_are_its_rows_in_bfloat16(family, settings, tmp_path):
     """The prompt is longer than FlexAttention's blocks, and the window ends inside it."""
     settings = settings | {"max_position_embeddings": 1024}
-    settings |= {"head_dim": 16} if settings.get("head_dim") == 8 else {}
+    if settings.get("head_dim") == 8 and "qk_rope_head_dim" not in settings:
+        settings |= {"head_dim": 16}
     settings |= {
         name: 100 for name in ("sliding_window", "attention_chunk_size") if name in settings
     }
     small(family, settings, torch.float32).save_pretrained(tmp_path)
-    policy = load_policy(tmp_path, compute=ComputeConfig(device="cuda", precision="bfloat16"))
+    exact, policy = (
+        load_policy(tmp_path, compute=ComputeConfig(device="cuda", precision=precision))
+        for precision in ("float32", "bfloat16")
+    )
     packing = PackingConfig(layout="tree")
     assert exact_packing(policy, packing) == packing
     made = one_prompt(300, 150, 4)
-    found, expected = (gradients(policy, made, layout) for layout in ("tree", "padded"))
-    assert float((found[0] - expected[0]).abs().mean()) <= 0.02 * float(expected[0].abs().mean())
-    assert float((found[1] - expected[1]).norm()) <= 0.1 * float(expected[1].norm())
+    found, rows = (gradients(policy, made, layout) for layout in ("tree", "padded"))
+    expected = gradients(exact, made, "padded")
+    assert float((found[0] - rows[0]).abs().mean()) <= 0.02 * float(rows[0].abs().mean())
+    # Rounding sends some tokens of a mixture to other experts, in trees as in rows.
+    off, usual = (float((each[1] - expected[1]).norm()) for each in (found, rows))
+    assert off <= 1.5 * usual + 0.01 * float(expected[1].norm())
 
 
 def gradients(

@@ -112,13 +112,17 @@ def _listed(blocks: NDArray[np.bool_], device: torch.device | str) -> tuple[Tens
 
 
 @cache
-def _capped(softcap: float) -> Any:
-    """Return the change of scores, the same object for the same cap, which is compiled once."""
+def _capped(softcap: float, device: torch.device) -> Any:
+    """Return the change of scores, the same object for the same cap, which is compiled once.
+
+    The cap is a tensor, because the kernel cannot be compiled with a number that it reads.
+    """
+    cap = torch.tensor(softcap, device=device)
 
     def capped(
         score: Tensor, _batch: Tensor, _head: Tensor, _query: Tensor, _key: Tensor
     ) -> Tensor:
-        return torch.tanh(score / softcap) * softcap
+        return torch.tanh(score / cap) * cap
 
     return capped
 
@@ -142,7 +146,7 @@ def flex_tree_attention(
     padding = (0, 0, 0, plan.mask.seq_lengths[0] - tokens)
     found = attend(
         *(pad(each.to(plan.dtype), padding) for each in (query, key, value)),
-        score_mod=None if softcap is None else _capped(softcap),
+        score_mod=None if softcap is None else _capped(softcap, query.device),
         block_mask=plan.mask,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
