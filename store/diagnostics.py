@@ -48,6 +48,7 @@ SECTIONS: Final = (
             _d("reward/std", "reward", "standard deviation of the sessions", "Reward, deviation"),
             _d("reward/min", "reward", "the lowest of a session"),
             _d("reward/max", "reward", "the highest of a session"),
+            _d("reward/whole", "reward", "mean of sessions from their start, if others re-enter"),
             _d("reward/task/*", "reward", "mean of a task, in steps of 16 tasks or fewer"),
             _d(
                 "reward/role/*",

@@ -40,6 +40,7 @@ def figures(
     """
     found = {
         **_by_part(episodes, rewards, numbers),
+        "reward/whole": _from_start(episodes, rewards),
         **_pass_at(rewards, groups),
         **_lengths(episodes, rewards),
         "slots/useful": _useful(episodes, accounts),
@@ -91,6 +92,16 @@ def _by_part(
         for part, of in parts.items()
         for name, values in of.items()
     }
+
+
+def _from_start(episodes: Sequence[Episode], rewards: Mapping[int, float]) -> float:
+    """Return the mean reward of the sessions that re-enter none, if others do."""
+    whole = [
+        reward
+        for index, reward in rewards.items()
+        if episodes[index].session.origin_session_id is None
+    ]
+    return float(np.mean(whole)) if 0 < len(whole) < len(rewards) else math.nan
 
 
 def _range(calls: int) -> str:
