@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -99,6 +99,12 @@ class DemoSettings:
     """The call at which they re-enter it, as ``groups.branch_at`` of a run."""
     baseline: str = "grpo"
     """The estimator of advantages, as ``training.advantages.baseline`` of a run."""
+    collection: Literal["groups", "sessions"] = "groups"
+    """How a step's sessions are collected, as ``training.collection`` of a run. By ``sessions``,
+    weights are published while sessions run, and ``baseline`` should be ``leave_one_out``."""
+    max_staleness: Natural = 0
+    """Number of policy versions that sessions may lag behind, as ``training.max_staleness`` of a
+    run. By ``sessions`` it is the mean lag, of 1 or more."""
     minibatches: int = 2
     """Number of optimizer updates per pass over a step's sessions."""
     epochs: int = 3

@@ -42,6 +42,7 @@ from bridle.trainer.config import (
     GrpoConfig,
     OptimizerConfig,
     PackingConfig,
+    PublishConfig,
     SftConfig,
 )
 from bridle.trainer.learner.learner import Learner
@@ -397,13 +398,16 @@ def train_policy(
 
 
 def grpo_config(settings: DemoSettings, seconds: float | None) -> GrpoConfig:
-    """Return the demo's GRPO configuration: on-policy, clipped, with the group as baseline."""
+    """Return the demo's GRPO configuration: clipped, and on-policy unless sessions may lag."""
     return GrpoConfig(
         steps=settings.max_steps,
         seconds=seconds,
         minibatches=settings.minibatches,
         epochs=settings.epochs,
         seed=settings.seed,
+        max_staleness=settings.max_staleness,
+        collection=settings.collection,
+        publish=PublishConfig(pause_mode="keep" if settings.collection == "sessions" else "wait"),
         optimizer=OptimizerConfig(
             learning_rate=settings.learning_rate,
             warmup_steps=settings.warmup_steps,
