@@ -3,7 +3,7 @@
 ``python -m bridle.recipes.demo.compare START OUT`` runs every way with every seed, and prints, by
 way: the held-out reward, the sampled tokens, and the tokens until the training questions reached a
 reward. A run's figures are a line of ``OUT/figures.jsonl``, so that a stopped comparison goes on
-with the runs that are left.
+with the runs that are left. With ``--plot`` the rewards are drawn over the minutes of training.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
+import matplotlib as mpl
 import orjson
 
 from bridle.recipes.demo.stages import Places
@@ -37,6 +38,10 @@ COMMON: Final = ("goal=2", "final_fraction=1", "greedy_tasks=50")
 """Settings of all runs: none ends early, and the learning rate does not depend on their length."""
 ENOUGH: Final = 2
 """Number of steps whose mean reward has to be reached."""
+
+
+Step = tuple[float, float, float]
+"""A step's sampled tokens, the reward of its sessions from their start, and its seconds."""
 
 
 def compare(
@@ -89,24 +94,27 @@ def _run(start: Path, out: Path, way: str, seed: int, further: Sequence[str]) ->
     }
 
 
-def _steps(folder: Path) -> list[tuple[float, float]]:
-    """Return each step's sampled tokens and the reward of its sessions from their start."""
+def _steps(folder: Path) -> list[Step]:
     steps: dict[int, dict[str, float]] = {}
     with Reader(Places(folder).store) as reader:
         for metric in reader.metrics(DemoState(folder).runs["train"]):
             steps.setdefault(metric.step, {})[metric.name] = metric.value
     return [
-        (of["tokens/captured"], of.get("reward/whole", of["reward/mean"]))
+        (
+            of["tokens/captured"],
+            of.get("reward/whole", of["reward/mean"]),
+            sum(value for name, value in of.items() if name.startswith("seconds/")),
+        )
         for _, of in sorted(steps.items())
         if "reward/mean" in of
     ]
 
 
-def tokens_until(steps: Sequence[tuple[float, float]], reward: float) -> float:
+def tokens_until(steps: Sequence[Step], reward: float) -> float:
     """Return the sampled tokens until :data:`ENOUGH` steps in a row had ``reward`` on average."""
-    sums = list(accumulate(tokens for tokens, _ in steps))
+    sums = list(accumulate(tokens for tokens, _, _ in steps))
     for last in range(ENOUGH - 1, len(steps)):
-        if fmean(value for _, value in steps[last + 1 - ENOUGH : last + 1]) >= reward:
+        if fmean(value for _, value, _ in steps[last + 1 - ENOUGH : last + 1]) >= reward:
             return sums[last]
     return inf
 
@@ -142,6 +150,32 @@ def table(found: Sequence[Mapping[str, Any]], reward: float) -> str:
     return "\n".join(lines)
 
 
+def plot(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Plot each run's rewards over the minutes of its training: of steps, and their means."""
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for color, way in zip(("#4269d0", "#efb118", "#ff725c", "#6cc5b0"), WAYS, strict=True):
+        label: str | None = way
+        for one in (one for one in found if one["way"] == way):
+            minutes = [sum_ / 60 for sum_ in accumulate(step[2] for step in one["steps"])]
+            rewards = [step[1] for step in one["steps"]]
+            means = [fmean(rewards[max(0, at - 4) : at + 1]) for at in range(len(rewards))]
+            axes.plot(minutes, rewards, ".", color=color, alpha=0.4)
+            axes.plot(minutes, means, color=color, label=label)
+            label = None
+    axes.set(
+        xlabel="minutes of training",
+        ylabel="reward of sessions from their start",
+        ylim=(0, 1.03),
+        title="Steps (dots) and the mean of up to five (lines)",
+    )
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+    figure.savefig(path, dpi=150, format="png")
+    pyplot.close(figure)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("start", type=Path, help="folder of a demo run of the tiny policy")
@@ -151,12 +185,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     parser.add_argument("--reach", type=float, default=0.9, help="the reward to reach")
+    parser.add_argument("--engine", default="embedded", choices=("embedded", "vllm"))
+    parser.add_argument("--plot", type=Path, help="draw the rewards to this PNG file")
     parser.add_argument("--set", action="append", default=[], help="a setting of all runs")
     given = parser.parse_args(arguments)
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     ways = given.way or list(WAYS)
-    found = compare(given.start, given.out, ways, seeds, given.set, given.processes)
+    settings = [f"engine={given.engine}", *given.set]
+    found = compare(given.start, given.out, ways, seeds, settings, given.processes)
     print(table(found, given.reach))
+    if given.plot is not None:
+        plot(found, given.plot)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from bridle.recipes.demo.compare import compare, main, table, tokens_until
 
 
 def test_tokens_count_until_two_steps_in_a_row_have_the_reward_on_average():
-    steps = [(100.0, 0.95), (50.0, 0.7), (60.0, 0.9), (70.0, 0.92)]
+    steps = [(100.0, 0.95, 9.0), (50.0, 0.7, 9.0), (60.0, 0.9, 9.0), (70.0, 0.92, 9.0)]
     assert tokens_until(steps, 0.8) == 150
     assert tokens_until(steps, 0.9) == 280
     assert tokens_until(steps, 0.95) == inf
@@ -21,7 +21,7 @@ def test_tokens_count_until_two_steps_in_a_row_have_the_reward_on_average():
 def run(way: str, seed: int, *steps: tuple[float, float]) -> dict[str, object]:
     sampled = sum(tokens for tokens, _ in steps)
     held_out = {"reward_after": steps[-1][1], "tokens_captured": sampled}
-    return {"way": way, "seed": seed, "steps": steps, **held_out}
+    return {"way": way, "seed": seed, "steps": [(*step, 30.0) for step in steps], **held_out}
 
 
 def test_the_table_compares_each_way_with_the_first():
@@ -45,7 +45,8 @@ def test_a_stopped_comparison_runs_what_is_left(tmp_path, monkeypatch, capsys):
         comparing, "_run", lambda _start, _out, way, seed, _more: run(way, seed, (4, 1.0), (4, 1.0))
     )
     arguments = [str(tmp_path), str(tmp_path), "--seeds", "1", "--first-seed", "5"]
-    main([*arguments, "--way", "grpo", "--way", "sessions"])
+    main([*arguments, "--way", "grpo", "--way", "sessions", "--plot", str(tmp_path / "plot.png")])
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "| sessions | 1.00 | 1.000 | 8 | 8 | 0.44 |" in capsys.readouterr().out
     lines = (tmp_path / "figures.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["way"] for line in lines] == ["grpo", "sessions"]
