@@ -61,15 +61,15 @@ def message_object(
 
 
 def usage_object(usage: Usage) -> Json:
-    """Return the usage, with all input counted as ``input_tokens``.
+    """Return the usage; what the engine's cache served is not among ``input_tokens``.
 
     Harnesses add the cache fields to it, and the sum decides when they compact.
     """
     return {
-        "input_tokens": usage.prompt_tokens,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation": None,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         "server_tool_use": None,
