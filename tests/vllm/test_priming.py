@@ -11,10 +11,12 @@ import pytest
 import tokenizers.decoders
 from tokenizers import Tokenizer
 
-from bridle.bench.families import FAMILIES, model_directory
+from bridle.bench.families import FAMILIES
+from bridle.bench.family_tokenizers import FURTHER_TOKENIZERS, tokenizer_directory
+from bridle.recipes.models.packages import cache_directory
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
-TOKENIZERS = {family.tokenizer: name for name, family in FAMILIES.items()}
+TOKENIZERS = sorted({*(family.tokenizer for family in FAMILIES.values()), *FURTHER_TOKENIZERS})
 
 
 def test_a_reply_after_any_prompt_has_the_same_text(
@@ -31,9 +33,10 @@ def test_a_reply_after_any_prompt_has_the_same_text(
 
 
 @pytest.mark.models
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_genuine_tokenizers_decode_the_same(inside: Callable[[str], ModuleType], name: str) -> None:
-    directory = model_directory(TOKENIZERS[name])
+    directory = tokenizer_directory(name, cache_directory())
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     assert inside("bridle_decoding").decodes_alike(tokenizer)
 
