@@ -28,7 +28,7 @@ class AiperfFailed(RuntimeError):
 
 
 def aiperf_version() -> str:
-    asked = [PROGRAM, "--version"]
+    asked = [str(PROGRAM), "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

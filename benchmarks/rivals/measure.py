@@ -81,8 +81,8 @@ LONG: Final = tuple(
     Workload(f"long{count}", count, 1, 31, opening=100_000, growth=256, reply=32)
     for count in (1, 8)
 )
-"""Sessions of as many turns as those of ``agent``. They begin with 100,000 tokens and grow little, as
-late turns of agents do. An engine's prefix cache leaves it only what a request costs beside the
+"""Sessions of as many turns as those of ``agent``. They begin with 100,000 tokens and grow little,
+as late turns of agents do. An engine's prefix cache leaves it only what a request costs beside the
 model."""
 
 
