@@ -112,9 +112,9 @@ def _steps(folder: Path) -> list[Step]:
 
 def tokens_until(steps: Sequence[Step], reward: float) -> float:
     """Return the sampled tokens until :data:`ENOUGH` steps in a row had ``reward`` on average."""
-    sums = list(accumulate(tokens for tokens, _, _ in steps))
+    sums = list(accumulate(step[0] for step in steps))
     for last in range(ENOUGH - 1, len(steps)):
-        if fmean(value for _, value, _ in steps[last + 1 - ENOUGH : last + 1]) >= reward:
+        if fmean(step[1] for step in steps[last + 1 - ENOUGH : last + 1]) >= reward:
             return sums[last]
     return inf
 

@@ -100,7 +100,7 @@ class DemoSettings:
     baseline: str = "grpo"
     """The estimator of advantages, as ``training.advantages.baseline`` of a run."""
     collection: Literal["groups", "sessions"] = "groups"
-    """How a step's sessions are collected, as ``training.collection`` of a run. By ``sessions``,
+    """The collection of a step's sessions, as ``training.collection`` of a run. By ``sessions``,
     weights are published while sessions run, and ``baseline`` should be ``leave_one_out``."""
     max_staleness: Natural = 0
     """Number of policy versions that sessions may lag behind, as ``training.max_staleness`` of a

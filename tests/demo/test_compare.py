@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 
 import orjson
 import pytest
@@ -64,3 +65,11 @@ def test_each_way_is_settings_of_a_demo(way):
     from bridle.recipes.demo.settings import DemoSettings, with_changes
 
     assert with_changes(DemoSettings(), [*comparing.COMMON, *comparing.WAYS[way]]).goal == 2
+
+
+def test_the_published_tables_are_those_of_the_published_figures():
+    results = Path(__file__).parents[2] / "docs" / "results"
+    page = (results / "shop-app.md").read_text()
+    for folder in ("shop-app", "shop-app-vllm"):
+        lines = (results / folder / "figures.jsonl").read_bytes().splitlines()
+        assert table([orjson.loads(line) for line in lines], 0.9) in page
