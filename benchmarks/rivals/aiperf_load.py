@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from bridle.bench.rivals.sessions import SessionLoad, SessionTimes, source_texts
+from bridle.bench.rivals.sessions import SessionLoad, SessionTimes, source_texts, text_of
 
 HERE: Final = Path(__file__).parent / "aiperf"
 PROGRAM: Final = HERE / ".venv" / "bin" / "aiperf"
@@ -71,19 +71,12 @@ def _conversations(load: SessionLoad) -> list[dict[str, Any]]:
     texts = source_texts()
     opening = "".join(texts)[: load.opening]
     grown = cycle(texts)
-
-    def more() -> str:
-        text = ""
-        while len(text) < load.growth:
-            text += next(grown)
-        return text[: load.growth]
-
     return [
         {
             "session_id": f"{load.name}-{number}",
             "turns": [
                 {"text": f"{opening}\nSession {load.name}-{number}."},
-                *({"text": more()} for _ in range(load.turns - 1)),
+                *({"text": text_of(grown, load.growth)} for _ in range(load.turns - 1)),
             ],
         }
         for number in range(load.concurrency * load.sessions)

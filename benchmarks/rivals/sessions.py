@@ -13,7 +13,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, pairwise
@@ -112,7 +112,7 @@ class _Worker(asyncio.Protocol):
         pieces = _pieces(body)
         self._times.take(self._started, self._arrived, len(self._sent), len(pieces))
         self._add({"role": "assistant", "content": "".join(pieces)})
-        self._add({"role": "user", "content": self._grown()})
+        self._add({"role": "user", "content": text_of(self._texts, self._load.growth)})
         self._turn += 1
         if self._turn == self._load.turns:
             self._session, self._turn, self._history = self._session + 1, 0, []
@@ -125,12 +125,6 @@ class _Worker(asyncio.Protocol):
     def _left(self) -> int:
         load = self._load
         return (load.sessions - self._session) * load.turns - self._turn
-
-    def _grown(self) -> str:
-        text, size = "", self._load.growth
-        while len(text) < size:
-            text += next(self._texts)
-        return text[:size]
 
     def _add(self, message: dict[str, Any]) -> None:
         self._history.append(orjson.dumps(message))
@@ -194,6 +188,14 @@ def source_texts(size: int = 2000) -> list[str]:
     folder = Path(json.__file__).parents[1]
     source = "".join(path.read_text("utf-8") for path in sorted(folder.glob("*.py")))
     return [source[at : at + size] for at in range(0, len(source) - size, size)]
+
+
+def text_of(texts: Iterator[str], size: int) -> str:
+    """Return the next ``size`` characters of ``texts``, without the rest of the last one."""
+    text = ""
+    while len(text) < size:
+        text += next(texts)
+    return text[:size]
 
 
 def _same(worker: _Worker) -> _Worker:

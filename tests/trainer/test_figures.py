@@ -94,6 +94,15 @@ def test_a_step_is_measured_by_its_parts() -> None:
     assert found["advantage/p50"] == found["advantage/max"]
 
 
+def test_sessions_from_their_start_have_a_figure_where_others_re_enter() -> None:
+    whole = [session(f"w{n}", "one", float(n), [turn("x")], 1.0) for n in range(2)]
+    branch = session("b", "one", 1.0, [turn("x")], 1.0)
+    origin = dataclasses.replace(branch.session, origin_session_id="w0", origin_call_id="w00")
+    branch = dataclasses.replace(branch, session=origin)
+    assert prepare([*whole, branch], 0, GrpoConfig()).signal["reward/whole"] == 0.5
+    assert "reward/whole" not in prepare(whole, 0, GrpoConfig()).signal
+
+
 def test_a_step_of_many_tasks_has_no_figure_of_each() -> None:
     many = [session(f"s{n}", f"t{n}", 0.0, [turn("x")], 1.0) for n in range(17)]
     found = prepare(many, 0, GrpoConfig()).signal
