@@ -1,4 +1,4 @@
-"""Runs a proxy: in the foreground for the command line, in a thread for tests and demos."""
+"""Runs a proxy in a thread of this process."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class ProxyStartFailed(BridleError):
 
 BACKLOG: Final = 4096
 
+_ACCEPTED_AT_ONCE: Final = 64
+"""The connections that a proxy accepts in one turn of its event loop. uvloop accepts one of each
+listening socket, and a turn in which many streams are served is long."""
+
 
 def config_for(app: Callable[..., Any], **options: Any) -> uvicorn.Config:
     """Return uvicorn's settings for one of the proxy's applications, or for a factory of it."""
@@ -42,19 +46,6 @@ def config_for(app: Callable[..., Any], **options: Any) -> uvicorn.Config:
         backlog=BACKLOG,
         **options,
     )
-
-
-def run(settings: ProxySettings) -> None:
-    """Serve until SIGINT or SIGTERM; running calls get 30 s to finish."""
-    config = config_for(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        timeout_graceful_shutdown=30,
-        log_level="info",
-    )
-    tune_gc()
-    uvicorn.Server(config).run()
 
 
 class ProxyServer:
@@ -119,7 +110,8 @@ class ProxyServer:
         self._socket.close()
 
     def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
+        copies = [self._socket.dup() for _ in range(_ACCEPTED_AT_ONCE - 1)]
+        self._server.run(sockets=[self._socket, *copies])
 
 
 def tune_gc() -> None:

@@ -53,6 +53,8 @@ class SessionMemory:
         self._on_read = on_read
         self._size = 0
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._trailing: OrderedDict[str, Session] = OrderedDict()
+        """The sessions with trails of their own, which are given up before any session is."""
         self._ids: dict[tuple[str, str], str] = {}
         """Session ids by ``("name" | "key", value)``."""
         self._anonymous = TurnIndex(unrelated=True)
@@ -110,6 +112,7 @@ class SessionMemory:
         if session is None:
             return
         self._size -= session.size
+        self._trailing.pop(session_id, None)
         self._asked_again.pop(session_id, None)
         self._ids.pop(("name", session.record.name or ""), None)
         self._ids.pop(("key", session.record.key_hash or ""), None)
@@ -118,14 +121,16 @@ class SessionMemory:
     def _settle(self, session: Session) -> None:
         """Count a session's growth and make room for it."""
         self._size += session.measure()
-        if self._size <= self._limit:
-            return
-        for other in self._sessions.values():
-            if self._size <= self._limit:
-                return
-            if other is not session and other.trails.size and not other.turns.unrelated:
-                other.trails.clear()
-                self._size += other.measure()
+        if session.trails.size and not session.turns.unrelated:
+            self._trailing[session.id] = session
+            self._trailing.move_to_end(session.id)
+        while self._size > self._limit and self._trailing:
+            other = next(iter(self._trailing.values()))
+            if other is session:
+                break
+            del self._trailing[other.id]
+            other.trails.clear()
+            self._size += other.measure()
         excess, idle = self._size - self._limit, []
         for other in self._sessions.values():
             if excess <= 0:

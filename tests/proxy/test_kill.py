@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import httpx
 import pytest
 
 from bridle.engine.scripted import ScriptedReply
-from bridle.proxy.server import run
+from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
@@ -35,6 +36,11 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["bridle.proxy.server"])
 
 
+def serve(settings: ProxySettings) -> None:
+    with ProxyServer(settings):
+        signal.pause()
+
+
 class Process:
     """A proxy in a process of its own, on a port that stays the same over restarts."""
 
@@ -44,7 +50,7 @@ class Process:
         self.url = f"http://127.0.0.1:{port}"
 
     def start(self) -> None:
-        self._process = FORKS.Process(target=run, args=(self._settings,))
+        self._process = FORKS.Process(target=serve, args=(self._settings,))
         self._process.start()
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:

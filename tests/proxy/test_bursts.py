@@ -1,0 +1,71 @@
+"""Test that many clients at once cost a proxy no more than each of them alone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.proxy.http.protocol import StreamingProtocol
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.session.memory import SessionMemory
+from bridle.proxy.session.trails import Trails
+from bridle.proxy.settings import ProxySettings
+from bridle.store.records import SessionRecord
+
+CLIENTS = 48
+
+
+def test_connections_that_come_at_once_are_accepted_in_one_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, accepted = [0], []
+    made = StreamingProtocol.connection_made
+
+    def count(loop: asyncio.AbstractEventLoop) -> None:
+        turns[0] += 1
+        if len(accepted) <= CLIENTS:
+            loop.call_soon(count, loop)
+
+    def noted(protocol: StreamingProtocol, transport: Any) -> None:
+        if not accepted:  # The first connection holds the loop up while the others come.
+            count(protocol.loop)
+            time.sleep(0.5)
+        accepted.append(turns[0])
+        made(protocol, transport)
+
+    monkeypatch.setattr(StreamingProtocol, "connection_made", noted)
+    settings = ProxySettings("http://127.0.0.1:9", str(tmp_path / "bridle.db"))
+    with ProxyServer(settings) as server:
+        address = ("127.0.0.1", server.port)
+        clients = [socket.create_connection(address) for _ in range(CLIENTS + 1)]
+        deadline = time.monotonic() + 10
+        while len(accepted) <= CLIENTS and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for client in clients:
+            client.close()
+    assert len(accepted) == CLIENTS + 1
+    assert accepted[-1] - accepted[0] <= 2
+
+
+def test_a_full_memory_looks_at_no_session_but_those_it_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = [0]
+    size = Trails.size.fget  # type: ignore[attr-defined]
+
+    def counted(trails: Trails) -> int:
+        looked[0] += 1
+        return int(size(trails))
+
+    monkeypatch.setattr(Trails, "size", property(counted))
+    memory = SessionMemory(None, 1 << 20)  # type: ignore[arg-type]
+    for number in range(2000):
+        memory.add(SessionRecord(f"session_{number}", 0.0, name=f"{number}"), new=True)
+    assert memory.get("session_0") is None
+    assert memory.get("session_1999") is not None
+    assert looked[0] <= 5 * 2000
