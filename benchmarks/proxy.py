@@ -136,7 +136,7 @@ def measure(
                     load = _load(case, url, seconds, f"{case.name}-{run}")
                     process = processes.get(target)
                     before = 0.0 if process is None else cpu_seconds(process.pid)
-                    measured = _ask(load, load_core)
+                    measured = ask(load, load_core)
                     figures[target].take(case.name, measured)
                     if not measured.calls:
                         continue
@@ -174,7 +174,7 @@ def added_meanwhile(
     ):
         for run in range(runs):
             name = f"{case.name}-{run}"
-            direct.take(case.name, _ask(_load(case, f"{engine}/v1", seconds, name), load_core))
+            direct.take(case.name, ask(_load(case, f"{engine}/v1", seconds, name), load_core))
             for figures, beside in (
                 (alone, nullcontext()),
                 (proxied, _repeated(partial(meanwhile, url))),
@@ -182,7 +182,7 @@ def added_meanwhile(
                 unique = f"{name}-{time.time_ns()}"
                 load = _load(case, f"{url}/s/{{session}}/v1", seconds, unique)
                 with beside:
-                    measured = _ask(load, load_core)
+                    measured = ask(load, load_core)
                 if measured.failed:
                     raise RuntimeError(f"{measured.failed} calls of {case.name} failed")
                 figures.take(case.name, measured)
@@ -296,7 +296,8 @@ def _load(case: Case, url: str, seconds: float, name: str) -> Load:
     )
 
 
-def _ask(load: Load, core: int | None) -> Measured:
+def ask(load: Load, core: int | None) -> Measured:
+    """Lead a load in a process of its own, pinned to ``core``, and return what it measured."""
     done = subprocess.run(
         [sys.executable, "-m", "bridle.bench.load"],
         input=orjson.dumps(asdict(load)),

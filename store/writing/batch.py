@@ -1,7 +1,8 @@
 """The records of one transaction as rows: each table is written by one ``executemany``.
 
+Records become rows before the transaction begins, because other processes may wait for it to end.
 Preparing a record may read (a session's latest request after a restart) and changes the session's
-state in the cache. A batch whose transaction fails must therefore be taken back with
+state in the cache. A batch that is not written must therefore be taken back with
 :meth:`Batch.undo`.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
@@ -61,6 +63,7 @@ from bridle.store.tree import TokenTree
 from bridle.store.writing import attempts, fates
 from bridle.store.writing.cache import CachedSession, SessionCache, load_session
 from bridle.store.writing.rows import (
+    WRITER,
     begun_row,
     body_row,
     ended_row,
@@ -112,18 +115,17 @@ _TABLES: Final = {"sessions": sessions, "runs": runs, "calls": calls}
 
 
 class Batch:
-    """A collection of records that are written on one connection."""
+    """A collection of records that are written in one transaction."""
 
     def __init__(
         self,
-        connection: Connection,
+        reading: Callable[[], AbstractContextManager[Connection]],
         cache: SessionCache,
-        writer_id: str,
         lost: Collection[str],
     ) -> None:
-        self._connection = connection
+        """Make an empty batch. ``reading`` opens a transaction that only reads."""
+        self._reading = reading
         self._cache = cache
-        self._writer_id = writer_id
         self._lost = lost
         self._sessions: set[str] = set()
         self._new_calls: dict[str, list[Any]] = {}
@@ -165,32 +167,35 @@ class Batch:
                     if record.sealed_at is not None:
                         self.sealed.append(record.id)
 
-    def write(self) -> None:
+    def write(self, connection: Connection, writer_id: str) -> None:
         """Write all rows, owners before the rows that they own."""
-        self._write_rows(runs)
+        self._write_rows(connection, runs)
         for attempt in self._attempts:
-            self._write_attempt(attempt)
-        self._write_rows(tasks, sessions)
+            self._write_attempt(connection, attempt, writer_id)
+        self._write_rows(connection, tasks, sessions)
         for patch in self._patches:
-            self._patch(patch)
+            self._patch(connection, patch)
         if self._new_calls or self._ended_calls:
-            self._write_calls()
-        self._write_rows(rewards, policies, metrics)
+            self._write_calls(connection, writer_id)
+        self._write_rows(connection, rewards, policies, metrics)
         if self._fates:
-            fates.replace(self._connection, self._fates)
+            fates.replace(connection, self._fates)
 
-    def _write_attempt(self, record: AttemptBegun | AttemptEnded) -> None:
+    def _write_attempt(
+        self, connection: Connection, record: AttemptBegun | AttemptEnded, writer_id: str
+    ) -> None:
         if isinstance(record, AttemptBegun):
-            attempts.begin(self._connection, record, self._writer_id)
-        elif attempts.end(self._connection, record, self._writer_id) != 1:
+            attempts.begin(connection, record, writer_id)
+        elif attempts.end(connection, record, writer_id) != 1:
             raise RecordRejected(f"no row {record.run_id} in runs")
 
-    def _write_calls(self) -> None:
-        connection = self._connection
+    def _write_calls(self, connection: Connection, writer_id: str) -> None:
         hot = statements(connection.dialect.name)
         if self._tool_sets:
             hot.add_tool_sets.run(connection, [row for _, row in sorted(self._tool_sets.items())])
         if self._new_calls:
+            for row in self._new_calls.values():
+                row[WRITER] = writer_id
             hot.begin_calls.run(connection, list(self._new_calls.values()))
         if self._ended_calls:
             ended = hot.end_calls.run(connection, self._ended_calls)
@@ -202,13 +207,13 @@ class Batch:
             hot.add_bodies.run(connection, self._bodies)
         if self._spans:
             hot.add_spans.run(connection, self._spans)
-        self._withdraw_sums(self.changed)
+        self._withdraw_sums(connection, self.changed)
 
-    def _withdraw_sums(self, session_ids: Collection[str]) -> None:
+    def _withdraw_sums(self, connection: Connection, session_ids: Collection[str]) -> None:
         """Let readers count the calls of sessions whose calls have changed."""
-        sums = statements(self._connection.dialect.name).withdraw_sums
-        if sums.run(self._connection, [(each,) for each in sorted(session_ids)]):
-            withdraw(self._connection, session_ids)
+        sums = statements(connection.dialect.name).withdraw_sums
+        if sums.run(connection, [(each,) for each in sorted(session_ids)]):
+            withdraw(connection, session_ids)
             self.resummed = True
 
     def settle(self) -> None:
@@ -246,7 +251,7 @@ class Batch:
         earlier = Earlier(body, packed.depth, hashed=hashed, hashed_bytes=packed.prefix)
         state.remember_request(begun.id, earlier, superseded=base_id if contains else None)
         self._bodies.append(body_row(begun.id, REQUEST, packed, base_id))
-        self._new_calls[begun.id] = begun_row(begun, self._writer_id, digest, tools_id)
+        self._new_calls[begun.id] = begun_row(begun, digest, tools_id)
 
     def _end(self, ended: CallEnded) -> None:
         self.changed.add(ended.session_id)
@@ -256,7 +261,8 @@ class Batch:
             self._spans.append(span_row(span, ended))
         position = state.open_calls.pop(ended.id, None)
         if position is None:
-            position = stored.request_messages(self._connection, ended.id)
+            with self._reading() as connection:
+                position = stored.request_messages(connection, ended.id)
         replies = storable(ended.replies)
         for choice, reply in enumerate(replies):
             self._messages += message_rows(ended.id, choice, position, (reply,))
@@ -310,28 +316,32 @@ class Batch:
         return any(name is not None and span_place(name)[0] in self._lost for name in above)
 
     def _state(self, session_id: str) -> CachedSession:
+        def load() -> CachedSession:
+            with self._reading() as connection:
+                return load_session(connection, session_id)
+
         self._sessions.add(session_id)
-        return self._cache.get(session_id, lambda: load_session(self._connection, session_id))
+        return self._cache.get(session_id, load)
 
     def _open(self, session_id: str) -> None:
         """Cache an empty state for a new session, so that nothing is looked for in the database."""
         self._sessions.add(session_id)
         self._cache.get(session_id, CachedSession)
 
-    def _patch(self, patch: Patch) -> None:
+    def _patch(self, connection: Connection, patch: Patch) -> None:
         table = _TABLES[patch.table]
         statement = update(table).where(table.c.id == patch.id).values(dict(patch.fields))
         if patch.once is not None:
             statement = statement.where(table.c[patch.once].is_(None))
-        if self._connection.execute(statement).rowcount != 1 and patch.once is None:
+        if connection.execute(statement).rowcount != 1 and patch.once is None:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
         if table is calls:
             of = select(calls.c.session_id).where(calls.c.id == patch.id)
-            own = list(self._connection.execute(of).scalars())
-            self._withdraw_sums(own)
+            own = list(connection.execute(of).scalars())
+            self._withdraw_sums(connection, own)
             self.changed.update(own)
 
-    def _write_rows(self, *tables: Table) -> None:
+    def _write_rows(self, connection: Connection, *tables: Table) -> None:
         """Add the rows of these tables.
 
         Those of :data:`_REPLACED` replace the rows of the same keys.
@@ -341,15 +351,16 @@ class Batch:
                 continue
             if table in _REPLACED:
                 keys = [column.name for column in table.primary_key]
-                self._connection.execute(self._upsert(table, keys), _last(rows, keys))
+                connection.execute(_upsert(connection, table, keys), _last(rows, keys))
             else:
-                self._connection.execute(insert(table), rows)
+                connection.execute(insert(table), rows)
 
-    def _upsert(self, table: Table, keys: Sequence[str]) -> Insert:
-        postgres = self._connection.dialect.name == "postgresql"
-        statement = postgresql.insert(table) if postgres else sqlite.insert(table)
-        others = {c.name: c for c in statement.excluded if c.name not in keys}
-        return statement.on_conflict_do_update(index_elements=keys, set_=others)
+
+def _upsert(connection: Connection, table: Table, keys: Sequence[str]) -> Insert:
+    postgres = connection.dialect.name == "postgresql"
+    statement = postgresql.insert(table) if postgres else sqlite.insert(table)
+    others = {c.name: c for c in statement.excluded if c.name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=others)
 
 
 def _columns(record: Any) -> dict[str, Any]:

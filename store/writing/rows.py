@@ -58,19 +58,22 @@ _BEGINNING: Final = Part(BegunFacts, WrittenFacts, LineageState)
 _END: Final = Part(EndedFacts, DerivedFacts)
 _OPEN: Final = _END.row(EndedFacts(), DerivedFacts())
 """The columns that a call's end fills in, with their values while the call runs."""
+WRITER: Final = _BEGINNING.names.index("writer_id")
+"""The place of the writer's id in a :func:`begun_row`. It may change until the row is written."""
 
 _VERSIONS: Final = attrgetter("start", "version")
 _encode_json: Final = msgspec.json.Encoder().encode
 
 
-def begun_row(
-    begun: CallBegun, writer_id: str, request_sha256: str, tools_id: bytes | None
-) -> list[Any]:
-    """Return a row of ``calls`` for a call that runs, without the columns that a person sets."""
+def begun_row(begun: CallBegun, request_sha256: str, tools_id: bytes | None) -> list[Any]:
+    """Return a row of ``calls`` for a call that runs, without the columns that a person sets.
+
+    The place :data:`WRITER` is to be filled.
+    """
     said = begun.conversation
     lineage = None if said is None else said.lineage
     written = WrittenFacts(
-        writer_id=writer_id,
+        writer_id="",
         request_sha256=request_sha256,
         request_messages=None if said is None else said.length,
         instructions=None if said is None else said.instructions,

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 from sqlalchemy import Connection, select
@@ -468,33 +469,28 @@ class Writer:
                 f"the store's file was moved or replaced; what is not in it yet is in {file}-wal"
             )
             raise StoreUnavailable(cause)
-        batch: Batch | None = None
+        batch = Batch(partial(self._transaction, writes=False), self._cache, self._lost)
         try:
+            for job in jobs:
+                for record in job.records:
+                    batch.add(record)
             with self._transaction() as connection:
                 if self._remote:
                     if again and self._is_noted(connection):
+                        batch.undo()
                         return
                     self._sign(connection)
-                batch = self._batch(connection)
-                for job in jobs:
-                    for record in job.records:
-                        batch.add(record)
-                batch.write()
+                batch.write(connection, self._writer_id)
         except _DATABASES_FAULT:
-            if batch is not None:
-                batch.undo()
+            batch.undo()
             raise
         except Exception as error:
-            if batch is not None:
-                batch.undo()
+            batch.undo()
             raise RecordRejected(_cause(error)) from error
         batch.settle()
         self._digester.changed(batch.changed)
         self._digester.add([*batch.sealed, *(batch.changed if batch.resummed else ())])
         self.stats.transactions += 1
-
-    def _batch(self, connection: Connection) -> Batch:
-        return Batch(connection, self._cache, self._writer_id, self._lost)
 
     def _sign(self, connection: Connection) -> None:
         """Renew the lease and number the transaction, which :meth:`_committed` looks up."""
@@ -505,7 +501,7 @@ class Writer:
             renew.run(connection, [(*values, self._writer_id)])
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def _transaction(self, *, writes: bool = True) -> Iterator[Connection]:
         """Open a transaction on the thread's own connection, which is closed after any failure.
 
         A server's connection is shared with the other writers of this process.
@@ -516,9 +512,10 @@ class Writer:
             return
         connection = self._connection
         if connection is None:
-            connection = self._engine.connect().execution_options(immediate=True)
+            connection = self._engine.connect()
         self._connection = None
         try:
+            connection.execution_options(immediate=writes)
             with connection.begin():
                 yield connection
         except BaseException:

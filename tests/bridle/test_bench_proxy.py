@@ -61,8 +61,30 @@ def test_told_to_end_it_leaves_no_process_behind() -> None:
     assert not [each for each in started if each.exists()]
 
 
-def test_an_unknown_case_is_refused() -> None:
-    assert CliRunner().invoke(app, ["bench", "proxy", "--case", "c7"]).exit_code == 1
+@pytest.mark.sampled(0)
+def test_several_processes_are_compared_with_one_on_the_same_store() -> None:
+    given = ["--workers", "2", "--runs", "1", "--seconds", "0.2", "--json"]
+    found = CliRunner().invoke(app, ["bench", "proxy", *given])
+    assert found.exit_code == 0, found.output
+    report = json.loads(found.stdout)
+    assert report["calls_per_s"].keys() == {"c16.1", "c16.2", "c64.1", "c64.2"}
+    assert all(each > 0 for each in report["ratio"].values())
+    assert all(0 < each <= report["cores"] for each in report["busy_cores"].values())
+    assert report["failed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--case", "c7"], "there are c1, c16"),
+        (["--store", "x.db"], "--store is for --workers"),
+        (["--workers", "2", "--case", "c1"], "leave --case out"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(given: list[str], told: str) -> None:
+    found = CliRunner().invoke(app, ["bench", "proxy", *given])
+    assert found.exit_code != 0
+    assert told in found.output
 
 
 def test_the_loads_have_the_sizes_that_the_bars_are_about() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -18,11 +17,10 @@ import httpx
 import pytest
 
 from bridle.engine.scripted import ScriptedReply
-from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
-from support.processes import free_port
+from support.processes import free_port, serve
 
 pytestmark = pytest.mark.loop
 
@@ -33,12 +31,7 @@ CLIENTS = 8
 FORKS = multiprocessing.get_context("forkserver")
 # A proxy's imports take longer than its start: they are made once, and each proxy is forked from
 # there.
-FORKS.set_forkserver_preload(["bridle.proxy.server"])
-
-
-def serve(settings: ProxySettings) -> None:
-    with ProxyServer(settings):
-        signal.pause()
+FORKS.set_forkserver_preload(["support.processes"])
 
 
 class Process:

@@ -6,7 +6,9 @@ import threading
 from bridle.store.call import CallEnded
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
+from bridle.store.schema.database import connect, transaction
 from bridle.store.tree import TokenTree
+from bridle.store.writing import batch
 from bridle.store.writing.writer import Writer
 
 
@@ -38,6 +40,25 @@ async def test_two_writers_fill_one_store(url, reader, calls):
         assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 15}
         for call in reader.calls(session.id):
             assert len(reader.prompt_token_ids(call.id)) == call.prompt_tokens
+
+
+async def test_a_writer_packs_before_it_keeps_others_out(url, reader, calls, monkeypatch):
+    pack, seen = batch.pack_whole, []
+
+    def while_another_writes(data, texts):
+        with transaction(other):
+            seen.append(data)
+        return pack(data, texts)
+
+    monkeypatch.setattr(batch, "pack_whole", while_another_writes)
+    other = connect(url, busy_timeout_s=0.0, writes=True)
+    with Writer(url) as writer:
+        session = calls.session()
+        await writer.add(session)
+        await turn(writer, calls, session, [1, 2, 3], [4], None, TokenTree(session.id))
+    other.dispose()
+    assert seen
+    assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 1}
 
 
 async def test_a_session_that_changes_writers_every_turn_is_still_stored_once(url, reader, calls):

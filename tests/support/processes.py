@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+
 
 def bridle(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run ``bridle ARGUMENTS`` and return its exit status and texts."""
     command = [sys.executable, "-m", "bridle", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def serve(settings: ProxySettings) -> None:
+    """Run a proxy until a signal ends this process. A forked process can call it."""
+    with ProxyServer(settings):
+        signal.pause()
 
 
 def free_port() -> int:
