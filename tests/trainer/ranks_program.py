@@ -136,6 +136,10 @@ def operations(policy: Path, out: Path) -> dict[str, Any]:
             learner.load_checkpoint(out)
         except CheckpointError as error:
             found["no_checkpoint"] = str(error)
+        try:
+            learner.save_lora(out / "adapters", policy)
+        except UnsupportedCompute as error:
+            found["no_adapters"] = str(error)
         (out / "file").touch()
         try:
             learner.save(out / "file" / "below")
@@ -167,6 +171,8 @@ def _train(policy: Path, out: Path, config: GrpoConfig) -> dict[str, Any]:
             loop.resume()
         loop.run(lambda report: reports.append(report.metrics()))
         learner.save(out / "weights")
+        if config.lora.rank:
+            learner.save_lora(out / "adapters", policy)
     return {"steps": reports}
 
 

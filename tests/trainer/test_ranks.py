@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bridle.cli.ranks import run_on_each_device
 from bridle.run.environment import without_rank
@@ -18,6 +19,7 @@ from bridle.trainer.learner.learner import Learner
 from bridle.trainer.learner.ranks import learning
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.compute import UnsupportedCompute
+from bridle.trainer.policy.lora import WEIGHTS_FILE
 from bridle.trainer.policy.model import load_policy
 from support.processes import free_port
 
@@ -86,6 +88,21 @@ def test_two_nodes_of_two_processes_train_the_same_weights_as_one(
 
 
 @pytest.mark.distributed
+def test_several_processes_write_the_adapters_of_one(alone, together):
+    expected, written = (
+        load_file(out / "lora" / "adapters" / WEIGHTS_FILE) for out in (alone, together)
+    )
+    assert largest_difference(expected, written) < 2e-6
+    assert max(float(each.abs().max()) for name, each in written.items() if "lora_B" in name) > 1e-3
+    ours, theirs = (
+        json.loads((out / "lora" / "adapters" / "adapter_config.json").read_text())
+        for out in (alone, together)
+    )
+    assert set(theirs.pop("target_modules")) == set(ours.pop("target_modules"))
+    assert theirs == ours
+
+
+@pytest.mark.distributed
 def test_muon_and_adamw_train_the_same_weights_in_several_processes(
     alone, together, policy_directory
 ):
@@ -115,6 +132,8 @@ def test_rank_0_sees_errors_and_interrupts_as_one_process_does(alone, together):
     ours, _ = found(alone, "operations")
     theirs, _ = found(together, "operations")
     assert "is not a checkpoint" in theirs["no_checkpoint"]
+    assert "set training.lora.rank" in theirs["no_adapters"]
+    assert theirs["no_adapters"] == ours["no_adapters"]
     assert theirs["not_written"] == ours["not_written"]
     assert theirs["interrupted"] is theirs["same_after"] is True
     assert theirs["scores"] == [pytest.approx(each, abs=1e-5) for each in ours["scores"]]
