@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
@@ -72,6 +73,9 @@ class App:
         self._data_plane: DataPlane | None = None
         self.connection_limits: ConnectionLimits | None = None
         """The limits that ``proxy/http/protocol.py`` applies; ``None`` until the start."""
+        self.listener: socket.socket | None = None
+        """The socket from which ``proxy/http/protocol.py`` accepts all connections that wait, if no
+        other process accepts from it."""
         self._reached: dict[str, float] = {}
         """Monotonic time at which each limit was last logged, by the limit's name."""
         self._routers = routers

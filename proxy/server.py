@@ -24,10 +24,6 @@ class ProxyStartFailed(BridleError):
 
 BACKLOG: Final = 4096
 
-_ACCEPTED_AT_ONCE: Final = 64
-"""The connections that a proxy accepts in one turn of its event loop. uvloop accepts one of each
-listening socket, and a turn in which many streams are served is long."""
-
 
 def config_for(app: Callable[..., Any], **options: Any) -> uvicorn.Config:
     """Return uvicorn's settings for one of the proxy's applications, or for a factory of it."""
@@ -110,8 +106,8 @@ class ProxyServer:
         self._socket.close()
 
     def _serve(self) -> None:
-        copies = [self._socket.dup() for _ in range(_ACCEPTED_AT_ONCE - 1)]
-        self._server.run(sockets=[self._socket, *copies])
+        self._app.listener = self._socket
+        self._server.run(sockets=[self._socket])
 
 
 def tune_gc() -> None:

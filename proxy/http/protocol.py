@@ -17,6 +17,9 @@ request) is ignored, as RFC 9110 permits. The parser would drop the body of a re
 offer, so the offer is removed before parsing. A WebSocket's offer is shown to the application,
 which refuses it. Fields that come after a chunked body are not headers of the request.
 
+uvloop accepts one connection in a turn of the event loop, and a turn in which many streams are
+served is long. A connection that is accepted therefore brings all that wait behind it with it.
+
 The limits of the application's settings apply here to everything around a complete request: the
 number of connections, the time for a head, and the time for a body that nobody reads any more.
 """
@@ -26,8 +29,10 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -55,6 +60,8 @@ _WITHOUT_END: Final = 1 << 20
 all of them and copies them with each read, before the request is authenticated."""
 
 
+_ACCEPTED_AT_ONCE: Final = 256
+"""Maximum connections that are accepted together."""
 _LOOK_S: Final = 0.5
 """Seconds between two checks of a server's connections."""
 _RESERVED_FILES: Final = 256
@@ -206,6 +213,7 @@ class StreamingProtocol(HttpToolsProtocol):
         if outbox is None:
             outbox = _OUTBOXES[self.server_state] = Outbox(self.loop)
         self._outbox = outbox
+        self._accept_others()
         limits: ConnectionLimits | None = getattr(self.app, "connection_limits", None)
         if limits is None:
             return
@@ -214,6 +222,26 @@ class StreamingProtocol(HttpToolsProtocol):
             self._refuse(503, "connections")
         elif len(self.connections) == 1:
             self.loop.call_later(_LOOK_S, _look, self.loop, self.connections, limits)
+
+    def _accept_others(self) -> None:
+        """Accept the connections that wait at the application's listener."""
+        listener: socket.socket | None = getattr(self.app, "listener", None)
+        if listener is None:
+            return
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                waiting, _ = listener.accept()
+            except OSError:  # Nobody waits, or the server itself meets the error and logs it.
+                return
+            waiting.setblocking(False)
+            task = self.loop.create_task(self._connect(waiting))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        """Serve another connection to the same server."""
+        made = partial(type(self), self.config, self.server_state, self.app_state, self.loop)
+        await self.loop.connect_accepted_socket(made, accepted)
 
     def look(self, now: float, limits: ConnectionLimits) -> None:
         """End the connection if its client takes too long."""
