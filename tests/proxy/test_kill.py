@@ -31,7 +31,7 @@ CLIENTS = 8
 FORKS = multiprocessing.get_context("forkserver")
 # A proxy's imports take longer than its start: they are made once, and each proxy is forked from
 # there.
-FORKS.set_forkserver_preload(["support.processes"])
+FORKS.set_forkserver_preload(["bridle.proxy.server"])
 
 
 class Process:
