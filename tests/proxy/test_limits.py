@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -306,11 +307,10 @@ def test_a_body_that_does_not_come_is_a_408(attacked: Attacked) -> None:
 def test_too_many_connections_are_refused_and_counted(attacked: Attacked) -> None:
     with ExitStack() as stack:
         many = [stack.enter_context(socket.create_connection(attacked.address)) for _ in range(90)]
-        refused = 0
-        for connection in many[64:]:
-            connection.settimeout(1)
-            refused += connection.recv(100).startswith(b"HTTP/1.1 503 ")
-        assert refused == 26
+        time.sleep(1)
+        told, _, _ = select.select(many, [], [], 0)
+        assert 26 <= len(told) < 30  # Earlier tests may have left some open.
+        assert all(each.recv(100).startswith(b"HTTP/1.1 503 ") for each in told)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
