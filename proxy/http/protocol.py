@@ -234,12 +234,15 @@ class StreamingProtocol(HttpToolsProtocol):
             except OSError:  # Nobody waits, or the server itself meets the error and logs it.
                 return
             waiting.setblocking(False)
-            task = self.loop.create_task(self._connect(waiting))
+            task = self.loop.create_task(self._connect(waiting, listener))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
-    async def _connect(self, accepted: socket.socket) -> None:
-        """Serve another connection to the same server."""
+    async def _connect(self, accepted: socket.socket, listener: socket.socket) -> None:
+        """Serve another connection to the same server, unless the server has begun to stop."""
+        if listener.fileno() < 0:
+            accepted.close()
+            return
         made = partial(type(self), self.config, self.server_state, self.app_state, self.loop)
         await self.loop.connect_accepted_socket(made, accepted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,33 @@ def test_connections_that_come_at_once_are_accepted_in_one_turn(
             client.close()
     assert len(accepted) == CLIENTS + 1
     assert accepted[-1] - accepted[0] <= 2
+
+
+def test_a_connection_accepted_before_a_stop_does_not_delay_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, made = StreamingProtocol._connect, StreamingProtocol.connection_made
+    waiting = threading.Event()
+
+    def held_up(protocol: StreamingProtocol, transport: Any) -> None:
+        time.sleep(0.3)  # The second connection comes meanwhile.
+        made(protocol, transport)
+
+    async def late(protocol: StreamingProtocol, accepted: Any, listener: socket.socket) -> None:
+        waiting.set()
+        while listener.fileno() >= 0:  # noqa: ASYNC110 - the server sets no event
+            await asyncio.sleep(0)
+        await connect(protocol, accepted, listener)
+
+    monkeypatch.setattr(StreamingProtocol, "connection_made", held_up)
+    monkeypatch.setattr(StreamingProtocol, "_connect", late)
+    settings = ProxySettings("http://127.0.0.1:9", str(tmp_path / "bridle.db"))
+    with ProxyServer(settings, grace_s=20) as server:
+        clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+        assert waiting.wait(10)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    assert [client.recv(1) for client in clients] == [b"", b""]
 
 
 def test_a_full_memory_looks_at_no_session_but_those_it_gives_up(
