@@ -1,4 +1,4 @@
-"""Test that many clients at once cost a proxy no more than each of them alone."""
+"""Test that many clients cost a proxy no more than each of them alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 from bridle.proxy.http.protocol import StreamingProtocol
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.session.memory import SessionMemory
-from bridle.proxy.session.trails import Trails
+from bridle.proxy.session.trails import WORTH_KEEPING, Trails
 from bridle.proxy.settings import ProxySettings
-from bridle.store.records import SessionRecord
+from bridle.proxy.wire.canonical import Message, Request
+from bridle.store.records import CallStatus, SessionRecord
 
 CLIENTS = 48
 
@@ -97,3 +98,20 @@ def test_a_full_memory_looks_at_no_session_but_those_it_gives_up(
     assert memory.get("session_0") is None
     assert memory.get("session_1999") is not None
     assert looked[0] <= 5 * 2000
+
+
+async def test_a_full_memory_gives_up_the_requests_longest_unused_before_any_session() -> None:
+    memory = SessionMemory(None, 125_000)  # type: ignore[arg-type]
+    sessions = [
+        memory.add(SessionRecord(f"ses_{number}", 0.0, name=f"{number}"), new=True)
+        for number in range(3)
+    ]
+    said = [Message("user", "x" * 1000)] * WORTH_KEEPING
+    request = Request(dialect="chat", model="m", messages=tuple(said))
+    for number in (0, 1, 0, 2):
+        session, call_id = sessions[number], f"call_{number}"
+        link = await memory.find(session, request)
+        memory.begin(session, call_id)
+        memory.end(session, call_id, session.turn(call_id, link, CallStatus.FAILED))
+    assert [session.trails.size > 0 for session in sessions] == [True, False, True]
+    assert [memory.get(session.id) for session in sessions] == sessions
